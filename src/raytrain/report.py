@@ -1,0 +1,51 @@
+"""The contract between workers and the driver: what was measured, and at which step.
+
+Plain values only: a report is pickled on rank 0 and read where neither torch nor Ray need be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+EventKind = Literal["started", "resumed", "checkpoint", "best", "note", "warning", "finished"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Values that were true at one optimizer step, averaged over all workers.
+
+    Attributes:
+        step: Optimizer steps finished when the values were taken; rises strictly within a key.
+        epoch: Epochs finished, with their fraction.
+        values: Metric name (``group/name``) to number. NaN and infinity are allowed.
+    """
+
+    step: int
+    epoch: float
+    values: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened once: a checkpoint was published, an attempt began.
+
+    Attributes:
+        kind: ``started`` (world_size, device, attempt), ``resumed`` (step, uri), ``checkpoint`` and ``best``
+            (step, uri, metrics), ``note`` and ``warning`` (text), ``finished`` (reason, step).
+        step: Optimizer steps finished at that time.
+        data: Plain values that belong to the kind.
+    """
+
+    kind: EventKind
+    step: int
+    data: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """One message of rank 0 to the driver: rows in rising order of steps, then events."""
+
+    rows: tuple[Row, ...] = ()
+    events: tuple[Event, ...] = ()
