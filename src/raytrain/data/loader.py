@@ -1,0 +1,261 @@
+"""Loaders: each rank's share of every global batch for training, whole batches dealt to ranks for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from raytrain.data.batch import Batch, Slot
+from raytrain.data.fetch import Collate, Fetcher, tensor_fetch
+from raytrain.data.order import key_of, share
+from raytrain.data.samplers import BatchSampledBatches, OrderedBatches, known_batches
+from raytrain.data.source import DataPlan, Source, check_dataset, kept_settings, read_source, worker_settings
+from raytrain.errors import ConfigError, DataError
+
+
+class TrainLoader:
+    """The micro-batches of one rank, epoch after epoch, from any position.
+
+    Attributes:
+        plan: What is trained on.
+        steps_per_epoch: Global batches per epoch.
+    """
+
+    def __init__(self, source: Source, accumulate: int, rank: int, world_size: int, seed: int) -> None:
+        self.plan = source.plan
+        self.steps_per_epoch = self.plan.steps_per_epoch
+        self._batches = source.batches
+        self._accumulate, self._rank, self._world_size = accumulate, rank, world_size
+        self._engine = _Engine(source.dataset, dict(source.settings), seed, rank)
+
+    def batches(self, epoch: int, index: int, stop: int | None = None) -> Iterator[Batch]:
+        """Batches from a position on, over the ends of epochs: what follows an epoch is fetched before it is asked for.
+
+        Args:
+            epoch: Epoch of the first batch.
+            index: Global batch within it.
+            stop: End after this many global batches; None for never.
+        """
+        return self._engine.run(self._slots(epoch, index, stop))
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._engine.close()
+
+    @property
+    def inner(self) -> DataLoader[Any] | None:
+        """torch's loader when there is one."""
+        return self._engine.inner
+
+    def _slots(self, epoch: int, index: int, stop: int | None) -> Iterator[Slot]:
+        while stop is None or stop > 0:
+            if index >= self.steps_per_epoch:
+                epoch, index = epoch + 1, 0
+            yield from self._share(epoch, index)
+            index += 1
+            stop = stop if stop is None else stop - 1
+
+    def _share(self, epoch: int, index: int) -> Iterator[Slot]:
+        """This rank's micro-batches of a global batch: as many on all ranks, borrowed where rows do not suffice."""
+        samples = self._batches.samples(epoch, index)
+        rows = len(samples)
+        largest = -(-rows // self._world_size)
+        num_micros = min(self._accumulate, largest)
+        start, stop = share(rows, self._rank, self._world_size)
+        for micro in range(num_micros):
+            first, last = share(stop - start, micro, num_micros)
+            own = samples[start + first : start + last]
+            yield Slot(
+                own or samples[:2], epoch, index, micro, num_micros, len(own), rows, self._world_size, self._rank
+            )
+
+
+class EvalLoader:
+    """Whole batches in the order of the dataset, dealt to the ranks in turn: every sample once, none repeated.
+
+    A batch is the same on any number of workers, and so are the bits of its forward pass.
+    """
+
+    def __init__(self, source: Source, rank: int, world_size: int, seed: int) -> None:
+        self.plan = source.plan
+        self._batches, self._rank, self._world_size = source.batches, rank, world_size
+        self._engine = _Engine(source.dataset, dict(source.settings), seed, rank)
+
+    def batches(self) -> Iterator[Batch]:
+        """This rank's batches; ``index`` is the batch's place in the whole set."""
+        return self._engine.run(self._slots())
+
+    def close(self) -> None:
+        """End the loader processes."""
+        self._engine.close()
+
+    def _slots(self) -> Iterator[Slot]:
+        for index in range(self._rank, self.plan.steps_per_epoch, self._world_size):
+            samples = self._batches.samples(0, index)
+            # rank 0 and world size 1: a batch's random streams and scale do not depend on who evaluates it
+            yield Slot(samples, 0, index, 0, 1, len(samples), len(samples), 1, 0)
+
+
+class _Engine:
+    """Turns slots into batches: by whole tensors, in this process, or by torch's loader processes."""
+
+    def __init__(self, dataset: Any, settings: dict[str, Any], seed: int, rank: int) -> None:
+        collate_fn = settings.pop("collate_fn", None) or default_collate
+        self._fast = tensor_fetch(dataset, collate_fn)
+        self._fetcher, self._collate = Fetcher(dataset, seed), Collate(collate_fn)
+        self._pin = bool(settings.get("pin_memory")) and torch.cuda.is_available()
+        self._slots = _Slots()
+        self._iterator: Any = None
+        self.inner: DataLoader[Any] | None = None
+        if settings.get("num_workers"):
+            generator = torch.Generator().manual_seed(key_of(seed, rank) >> 1)  # leaves the global stream alone
+            self.inner = DataLoader(
+                self._fetcher,  # type: ignore[arg-type]
+                batch_sampler=self._slots,  # type: ignore[arg-type]
+                collate_fn=self._collate,  # type: ignore[arg-type]
+                generator=generator,
+                **settings,
+            )
+
+    def run(self, slots: Iterator[Slot]) -> Iterator[Batch]:
+        if self.inner is not None:
+            self._slots.slots = slots
+            self._iterator = iter(self.inner)
+            return self._from_processes(self._iterator)
+        if self._fast is not None:
+            return self._from_tensors(slots)
+        return self._from_here(slots)
+
+    def _from_processes(self, iterator: Iterator[Any]) -> Iterator[Batch]:
+        for place, data in iterator:
+            yield Slot(**place).filled(data)
+
+    def _from_tensors(self, slots: Iterator[Slot]) -> Iterator[Batch]:
+        assert self._fast is not None
+        for slot in slots:
+            data = self._fast(slot.indices)
+            yield slot.filled([t.pin_memory() for t in data] if self._pin else data)
+
+    def _from_here(self, slots: Iterator[Slot]) -> Iterator[Batch]:
+        from torch.utils.data._utils.pin_memory import pin_memory
+
+        for slot in slots:
+            _, data = self._collate(self._fetcher.__getitems__(slot))
+            yield slot.filled(pin_memory(data) if self._pin else data)
+
+    def close(self) -> None:
+        iterator, self._iterator = self._iterator, None
+        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()
+
+
+class _Slots:
+    """What torch's loader takes for its batch sampler: the slots that were set last."""
+
+    slots: Iterator[Slot] = iter(())
+
+    def __iter__(self) -> Iterator[Slot]:
+        return self.slots
+
+
+def train_loader(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    accumulate: int = 1,
+    seed: int = 0,
+    shuffle: bool | None = None,
+    drop_last: bool | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    loader_workers: int = 0,
+) -> TrainLoader:
+    """This rank's training batches of a map-style dataset or a DataLoader, whose settings are kept.
+
+    Args:
+        batch_size: Global batch size: samples per optimizer step over all ranks and micro-batches.
+
+    Raises:
+        DataError: The data cannot be trained on exactly once per epoch.
+        ConfigError: The batch size does not fit the loader or the number of ranks.
+    """
+    source = _checked(data, batch_size, accumulate, seed, shuffle, drop_last, world_size, loader_workers)
+    return TrainLoader(source, accumulate, rank, world_size, seed)
+
+
+def plan_train(
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    accumulate: int = 1,
+    shuffle: bool | None = None,
+    drop_last: bool | None = None,
+    world_size: int = 1,
+) -> DataPlan:
+    """What ``train_loader`` would train on, found without starting anything. Raises as it does."""
+    return _checked(data, batch_size, accumulate, 0, shuffle, drop_last, world_size, 0).plan
+
+
+def _checked(
+    data: Any,
+    batch_size: int | None,
+    accumulate: int,
+    seed: int,
+    shuffle: bool | None,
+    drop_last: bool | None,
+    world_size: int,
+    loader_workers: int,
+) -> Source:
+    source = read_source(
+        data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, seed=seed, loader_workers=loader_workers
+    )
+    plan = source.plan
+    if plan.batch_size < world_size:
+        raise ConfigError(
+            f"a global batch of {plan.batch_size} samples cannot be shared by {world_size} workers: each needs at least one. "
+            f"Set train.batch_size to {world_size} or more, or use fewer workers."
+        )
+    if plan.steps_per_epoch == 0:
+        raise DataError(
+            f"{plan.num_rows} samples make no full batch of {plan.batch_size} (drop_last is on), so an epoch on {world_size} "
+            f"workers has 0 steps. Set train.batch_size to {plan.num_rows} or less, or train.drop_last=false."
+        )
+    return source
+
+
+def eval_loader(
+    data: Any, *, batch_size: int, rank: int = 0, world_size: int = 1, loader_workers: int = 0, seed: int = 0
+) -> EvalLoader:
+    """This rank's evaluation batches. A DataLoader's settings are kept; its order does not matter to a mean.
+
+    Args:
+        batch_size: Samples per forward pass, for a dataset that came without a DataLoader.
+
+    Raises:
+        DataError: The data is no map-style dataset, or empty.
+    """
+    return EvalLoader(_eval_source(data, batch_size, loader_workers, seed), rank, world_size, seed)
+
+
+def plan_eval(data: Any, *, batch_size: int) -> DataPlan:
+    """What ``eval_loader`` would evaluate on. Raises as it does."""
+    return _eval_source(data, batch_size, 0, 0).plan
+
+
+def _eval_source(data: Any, batch_size: int, loader_workers: int, seed: int) -> Source:
+    if not isinstance(data, DataLoader):
+        check_dataset(data)
+        return Source(data, OrderedBatches(len(data), batch_size, False, False, seed), worker_settings(loader_workers))
+    check_dataset(data.dataset)
+    settings, standard = kept_settings(data), known_batches(data.batch_sampler)
+    if standard is not None:
+        size = standard[1]
+        note = "the last short batch is evaluated as well" if standard[2] else ""
+        batches = OrderedBatches(len(data.dataset), size, False, False, seed)  # type: ignore[arg-type]
+        return Source(data.dataset, batches, settings, note)
+    if data.batch_sampler is None:
+        raise DataError("the DataLoader has batch_size=None. Give it a batch_size, or return the dataset itself.")
+    return Source(data.dataset, BatchSampledBatches(data.batch_sampler, seed), settings)

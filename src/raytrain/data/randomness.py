@@ -1,0 +1,109 @@
+"""Random streams as values: of the model (seeded once per rank), of a fetch, of a sample."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from raytrain.data.order import key_of
+from raytrain.errors import DataError
+
+_MODEL, _FETCH, _SAMPLE, _SAMPLER = 1, 2, 3, 4  # so that streams of different use never coincide
+
+
+def seed_everything(seed: int, rank: int | None = None) -> None:
+    """Seed torch (with CUDA), numpy and random: alike on all ranks, or with a stream per rank."""
+    _seed_streams(key_of(_MODEL, seed, 0 if rank is None else rank + 1))
+
+
+def _seed_streams(key: int) -> None:
+    torch.manual_seed(key >> 1)
+    np.random.seed(key & 0xFFFFFFFF)
+    random.seed(key)
+
+
+def get_rng_state() -> dict[str, Any]:
+    """The random streams of this process, as tensors and plain values (loadable with ``weights_only=True``)."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, internal, gauss_next = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "numpy": {"keys": torch.from_numpy(keys.astype(np.int64)), "rest": [position, has_gauss, float(gauss)]},
+        "random": {"version": version, "internal": torch.tensor(internal, dtype=torch.int64), "gauss": gauss_next},
+    }
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Set the streams to what ``get_rng_state`` gave."""
+    torch.set_rng_state(state["torch"])
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all(state["cuda"])
+    position, has_gauss, gauss = state["numpy"]["rest"]
+    np.random.set_state(("MT19937", state["numpy"]["keys"].numpy().astype(np.uint32), position, has_gauss, gauss))
+    internal = tuple(int(word) for word in state["random"]["internal"])
+    random.setstate((state["random"]["version"], internal, state["random"]["gauss"]))
+
+
+@contextlib.contextmanager
+def apart(*place: int) -> Iterator[None]:
+    """Random streams seeded by a place, for user code that samples or fetches; the model's streams stay untouched."""
+    kept = (torch.get_rng_state(), np.random.get_state(), random.getstate())
+    _seed_cpu_streams(key_of(*place))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(kept[0])
+        np.random.set_state(kept[1])
+        random.setstate(kept[2])
+
+
+def _seed_cpu_streams(key: int) -> None:
+    torch.default_generator.manual_seed(key >> 1)
+    np.random.seed(key & 0xFFFFFFFF)
+    random.seed(key)
+
+
+def fetching(seed: int, epoch: int, index: int, rank: int, micro: int) -> contextlib.AbstractContextManager[None]:
+    """The streams of one fetch: the same whenever and in whatever process it happens."""
+    return apart(_FETCH, seed, epoch, index, rank, micro)
+
+
+def sampling(seed: int, epoch: int) -> contextlib.AbstractContextManager[None]:
+    """The streams of a user's sampler in one epoch: the same on all ranks."""
+    return apart(_SAMPLER, seed, epoch)
+
+
+def sampler_generator(seed: int, epoch: int) -> torch.Generator:
+    """A generator for a sampler that takes one: the same on all ranks."""
+    return torch.Generator().manual_seed(key_of(_SAMPLER, seed, epoch) >> 1)
+
+
+_current: tuple[int, int, int] | None = None  # (seed, epoch, sample) of the item that is being fetched in this process
+
+
+def sample_generator() -> torch.Generator:
+    """A generator for random augmentation, to be called inside a dataset's ``__getitem__``.
+
+    It depends on (seed, epoch, sample) only: not on rank, loader worker, batch or number of workers.
+
+    Raises:
+        DataError: It was called elsewhere.
+    """
+    if _current is None:
+        raise DataError(
+            "sample_generator() works inside __getitem__ of a dataset that raytrain fetches item by item. In __getitems__ and "
+            "collate functions there is no single sample: use torch's own streams, which are seeded per batch there."
+        )
+    return torch.Generator().manual_seed(key_of(_SAMPLE, *_current) >> 1)
+
+
+def set_current_sample(sample: tuple[int, int, int] | None) -> None:
+    """Say which (seed, epoch, sample) is being fetched; None afterwards."""
+    global _current
+    _current = sample

@@ -1,0 +1,228 @@
+"""The driver's side of a run: its identity and folder, its trackers, its true end."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from raytrain.adopt import Adopted
+from raytrain.checkpoint import CheckpointStore
+from raytrain.config import TrackingConfig
+from raytrain.errors import ConfigError
+from raytrain.history import read
+from raytrain.identity import RunRecord, compare
+from raytrain.options import Options, dump, flatten
+from raytrain.preflight import Findings
+from raytrain.report import Event, Report, Row
+from raytrain.result import Result
+from raytrain.storage import Storage
+from raytrain.task import Task
+from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo, Tracker
+from raytrain.work import Job
+
+
+class Driver:
+    """One start of one run.
+
+    Raises:
+        ConfigError: The run exists and must not, or must and does not, or was another experiment.
+    """
+
+    def __init__(
+        self, task: Task, options: Adopted, tracking: TrackingConfig, storage: Storage, findings: Findings
+    ) -> None:
+        name = options.run.name or f"{_kebab(type(task).__name__)}-{datetime.datetime.now():%Y%m%d-%H%M%S}"
+        self._task, self._findings = task, findings
+        self._options = Options(task, options.train, options.scaling, replace(options.run, name=name), tracking)
+        self._folder = storage.child(name)
+        self._store = CheckpointStore(self._folder.child("checkpoints"), keep=options.run.keep)
+        self._facts = self._what_matters()
+        before = RunRecord.load(self._folder)
+        self._check_resume(before)
+        self._before = before
+        self._record = before or RunRecord.new(name=name, task=type(task).__name__, facts=self._facts)
+        self._watch = _Watch()
+        self._tracker = MlflowTracker(tracking, storage.uri) if tracking.mlflow else None
+        self._history: Sequence[Row] = ()
+
+    @property
+    def job(self) -> Job:
+        """What travels to the workers."""
+        options = self._options
+        attempt = self._record.attempts + 1
+        return Job(options.task, options.train, self._folder, options.run.keep, attempt, options.scaling.use_gpu)
+
+    def check(self) -> list[str]:
+        """What ``raytrain check`` tells about the run and its tracking."""
+        lines = [f"run {self._record.name!r}: {'goes on' if self._before else 'is new'} in {self._folder.uri}"]
+        if self._tracker is not None:
+            self._tracker.check()
+            lines.append(f"MLflow answers at {self._tracker.uri}")
+        return lines
+
+    def complete(self) -> Result | None:
+        """The result of a run that has nothing left to do, or None."""
+        before, total = self._before, self._findings.total_steps
+        if before is None or before.status != "FINISHED":
+            return None
+        if total is not None and before.step < total and not before.stopped_early:
+            return None
+        print(
+            f"run {before.name!r} is already complete: {before.step} optimizer steps. More train.epochs go on with it; "
+            "another run.name starts anew.",
+            flush=True,
+        )
+        self._history = read(self._folder)
+        return self.result()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Callable[[Report], None]]:
+        """Trackers open, the run recorded; at the end both closed with what really happened.
+
+        Yields:
+            Where the workers' reports go.
+        """
+        self._open()
+        trackers: list[Tracker] = [self._watch]
+        if self._options.tracking.progress:
+            trackers.append(ConsoleTracker())
+        if self._tracker is not None:
+            trackers.append(self._tracker)
+        info = self._info()
+        identity: dict[str, str] = {}
+        for tracker in trackers:
+            identity |= tracker.open(info)
+        self._record = self._record.with_trackers(identity)
+        self._record.save(self._folder)
+        collector = Collector(trackers, history=self._history)
+        status, error = "FAILED", "the driver ended"
+        try:
+            yield collector.put
+            status, error = ("KILLED", None) if self._watch.stopped else ("FINISHED", None)
+        except KeyboardInterrupt:
+            status, error = "KILLED", "interrupted"
+            raise
+        except BaseException as caught:
+            status, error = "FAILED", str(caught)
+            raise
+        finally:
+            collector.close(status, error)
+            self._history = collector.history
+            self._end(status)
+
+    def result(self) -> Result:
+        """The result, read from the run's folder and from what was collected."""
+        saved = self._store.list()
+        best = next((c for c in saved if c.step == self._record.best_step), None)
+        metrics: dict[str, float] = {}
+        for row in self._history:
+            metrics.update(row.values)
+        result = Result(
+            name=self._record.name,
+            folder=self._folder.uri,
+            status="stopped" if self._watch.stopped else "finished",
+            step=self._record.step,
+            metrics=metrics,
+            history=self._history,
+            last_checkpoint=saved[-1] if saved else None,
+            best_checkpoint=best,
+            trackers=dict(self._record.trackers),
+            task=self._task,
+        )
+        return result
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _what_matters(self) -> dict[str, Any]:
+        plan = self._findings.plan
+        return {**flatten(self._options), **({"data.num_rows": plan.num_rows} if plan else {})}
+
+    def _check_resume(self, before: RunRecord | None) -> None:
+        run = self._options.run
+        if before is None and run.resume == "must":
+            raise ConfigError(f"run.resume = 'must', but there is no run {run.name!r} in {self._folder.uri}.")
+        if before is not None and run.resume == "never":
+            raise ConfigError(
+                f"run {run.name!r} exists already in {self._folder.uri}. Choose another run.name, or run.resume=auto."
+            )
+        if before is not None:
+            changes = compare(before.facts, self._facts)
+            changes.refuse_harmful(run.name or "")
+            if changes.harmless:
+                print(f"run {run.name!r} goes on with changed settings: {changes.text()}", flush=True)
+
+    def _open(self) -> None:
+        self._history = read(self._folder) if self._before else ()
+        self._record = self._record.started(self._facts)
+        self._record.save(self._folder)
+        self._folder.write("config.yaml", dump(self._options).encode())
+        source = _job_source()
+        if source is not None:
+            self._folder.write("job.py", source.read_bytes())
+
+    def _info(self) -> RunInfo:
+        plan = self._findings.plan
+        sets = [("train", plan)] if plan else []
+        return RunInfo(
+            name=self._record.name,
+            task=self._record.task,
+            attempt=self._record.attempts,
+            params=flatten(self._options),
+            config_yaml=dump(self._options),
+            job_source=str(_job_source() or "") or None,
+            folder=self._folder.uri,
+            tags=dict(self._options.tracking.tags),
+            previous=dict(self._record.trackers),
+            datasets=[{"name": n, "num_rows": p.num_rows} for n, p in (*sets, *self._findings.eval_plans)],
+        )
+
+    def _end(self, status: str) -> None:
+        watch = self._watch
+        step = watch.step if watch.step is not None else self._record.step
+        best_step = watch.best_step if watch.best_step is not None else self._record.best_step
+        total = self._findings.total_steps
+        early = status == "FINISHED" and total is not None and step < total
+        self._record = self._record.ended(status, step=step, best_step=best_step, stopped_early=early)
+        self._record.save(self._folder)
+
+
+class _Watch:
+    """A tracker that remembers how far the run came and how it ended."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self.step: int | None = None
+        self.best_step: int | None = None
+
+    def open(self, run: RunInfo) -> dict[str, str]:
+        return {}
+
+    def log(self, rows: Sequence[Row]) -> None:
+        if rows:
+            self.step = max(self.step or 0, rows[-1].step)
+
+    def event(self, event: Event) -> None:
+        self.step = max(self.step or 0, event.step)
+        if event.kind == "best":
+            self.best_step = event.step
+        if event.kind == "finished":
+            self.stopped = event.data.get("reason") == "stopped"
+
+    def close(self, status: str, error: str | None) -> None:
+        pass
+
+
+def _kebab(name: str) -> str:
+    return "".join(f"-{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
+
+
+def _job_source() -> Path | None:
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    path = Path(file) if file else None
+    return path if path and path.suffix == ".py" and path.is_file() else None

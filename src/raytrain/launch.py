@@ -1,0 +1,96 @@
+"""``fit``: from a task and its settings to a Result. Runs on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from raytrain import torchrun
+from raytrain.adopt import Adopted, adopt
+from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
+from raytrain.driver import Driver
+from raytrain.errors import ConfigError
+from raytrain.preflight import inspect
+from raytrain.result import Result
+from raytrain.runtime import LocalRuntime, StopFlag
+from raytrain.signals import stopping_on_signals
+from raytrain.storage import Storage
+from raytrain.task import LoopTask, Task
+from raytrain.work import work
+
+
+def fit(
+    task: Task | Callable[..., None],
+    *,
+    train: TrainConfig | None = None,
+    scaling: Any = None,
+    run: Any = None,
+    tracking: TrackingConfig | None = None,
+    config: object | None = None,
+) -> Result:
+    """Train, and return when the run has ended.
+
+    The number of workers decides where: 0 is this process; 1 or more are Ray workers, on the cluster of RAY_ADDRESS or on an
+    embedded Ray. Under torchrun the ranks are torchrun's, whatever ``scaling.num_workers`` says.
+
+    Args:
+        task: A Task, or a function over a Session: ``loop(session)`` or ``loop(session, config)``.
+        train: How to train.
+        scaling: Where: raytrain's or Ray Train's ScalingConfig.
+        run: Which run: raytrain's or Ray Train's RunConfig, with its CheckpointConfig and FailureConfig.
+        tracking: Where the metrics go.
+        config: Second argument of a loop function.
+
+    Raises:
+        ConfigError: A setting that cannot work (before anything was started).
+        DataError: Data that cannot be trained on.
+        StorageError: A storage that cannot be read or written.
+        WorkerError: The training failed: which rank, which step, which line.
+    """
+    if not isinstance(task, Task):
+        if not callable(task) or isinstance(task, type):
+            raise ConfigError(f"fit() takes a Task object or a function over a Session, not {task!r}.")
+        task = LoopTask(task, config)
+    options = adopt(train or TrainConfig(), scaling, run)
+    tracking = tracking or TrackingConfig()
+    if torchrun.is_active():
+        with torchrun.process_group(options.scaling.use_gpu):
+            return torchrun.fit(task, options, tracking)
+    return drive(task, options, tracking)
+
+
+def drive(task: Task, options: Adopted, tracking: TrackingConfig) -> Result:
+    """The driver's part where this process is no rank of torchrun."""
+    storage = Storage(options.run.storage, options.filesystem)
+    findings = inspect(task, options.train, options.scaling, options.run, storage)
+    driver = Driver(task, options, tracking, storage, findings)
+    if (done := driver.complete()) is not None:
+        return done
+    stop = StopFlag()
+    with driver.running() as deliver, stopping_on_signals(stop):
+        if options.scaling.worker_range[1] == 0:
+            work(driver.job, LocalRuntime(deliver, stop, options.scaling.use_gpu))
+        else:
+            from raytrain.ray_launch import train_on_ray
+
+            train_on_ray(driver.job, options.scaling, options.run, deliver, stop, options.callbacks)
+    return driver.result()
+
+
+def check(
+    task: Task,
+    train: TrainConfig | None = None,
+    scaling: ScalingConfig | None = None,
+    run: RunConfig | None = None,
+    tracking: TrackingConfig | None = None,
+) -> list[str]:
+    """Everything that can be known before workers are held; one line for each thing that was checked.
+
+    Raises:
+        As ``fit`` does, before it starts.
+    """
+    options = adopt(train or TrainConfig(), scaling, run)
+    storage = Storage(options.run.storage, options.filesystem)
+    findings = inspect(task, options.train, options.scaling, options.run, storage)
+    driver = Driver(task, options, tracking or TrackingConfig(), storage, findings)
+    return [*findings.lines, *driver.check()]

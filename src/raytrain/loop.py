@@ -1,0 +1,167 @@
+"""The training loop of a Task, on a Session. The optimizer step stands here as straight code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from raytrain.best import BestTracker, mode_of
+from raytrain.config import TrainConfig
+from raytrain.data import Batch, EvalLoader, TrainLoader, seed_everything
+from raytrain.errors import ConfigError
+from raytrain.metrics import merged
+from raytrain.optim import Ema, ExactStep, bare
+from raytrain.peers import Peers
+from raytrain.schedules import named_schedule, scale_lr
+from raytrain.session import Session
+from raytrain.task import LoopTask, Task
+from raytrain.weighted import Value, read_loss
+
+
+@dataclass
+class Parts:
+    """What one Task trains with on this worker."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    step: ExactStep
+    ema: Ema | None
+    best: BestTracker
+    loader: TrainLoader
+    eval_loaders: Mapping[str, EvalLoader] = field(default_factory=dict)
+
+    @property
+    def eval_model(self) -> nn.Module:
+        """The bare model that is evaluated: the averaged one when there is an EMA."""
+        return self.ema.model if self.ema else bare(self.model)
+
+
+def run_task(task: Task, session: Session, peers: Peers) -> None:
+    """Train a task, or run a user's own loop, to its end or to an agreed stop."""
+    if isinstance(task, LoopTask):
+        seed_everything(session.config.seed)
+        task.run(session)
+    else:
+        parts = build(task, session, peers)
+        train(task, session, parts, peers)
+
+
+def build(task: Task, session: Session, peers: Peers) -> Parts:
+    """Make the task's parts, alike on all ranks, and restore them when the run resumes."""
+    config = session.config
+    seed_everything(config.seed)
+    loader = session.prepare_loader(task.train_data())
+    eval_loaders = {name: session.prepare_eval(data) for name, data in named(task.eval_data()).items()}
+    model = session.prepare_model(task.model())
+    optimizer = task.optimizer(bare(model))
+    scale_lr(optimizer, config, loader.plan.batch_size)
+    num_steps = session.limit(loader).steps
+    schedule = task.schedule(optimizer, num_steps or 0) if type(task).schedule is not Task.schedule else None
+    schedule = schedule or named_schedule(optimizer, config, num_steps, loader.steps_per_epoch)
+    step = ExactStep(model, optimizer, config, peers, session.device)
+    ema = Ema(model, config.ema_decay) if config.ema_decay is not None else None
+    metric = config.best_metric or (f"{next(iter(eval_loaders))}/loss" if eval_loaders else "train/loss")
+    best = BestTracker(metric, config.best_mode or mode_of(metric))
+    optional = {"schedule": schedule, "ema": ema, "scaler": step.scaler if step.scaler.is_enabled() else None}
+    present = {name: part for name, part in optional.items() if part is not None}
+    session.register(model=model, optimizer=optimizer, best=best, **present)
+    return Parts(model, optimizer, schedule, step, ema, best, loader, eval_loaders)
+
+
+def train(task: Task, session: Session, parts: Parts, peers: Peers) -> None:
+    """Step through the global batches; evaluate, save and stop when it is due, the same on all ranks."""
+    config = session.config
+    limit = session.limit(parts.loader)
+    eval_due = session.cadence(config.eval_every if parts.eval_loaders else None, parts.loader)
+    save_due = session.cadence(config.checkpoint_every, parts.loader)
+    evaluated_at = saved_at = session.step
+    parts.model.train()
+    while not (limit.reached(session.step, session.clock_s) or session.should_stop or out_of_patience(parts, config)):
+        for batch in session.batches(parts.loader):
+            train_step(task, session, parts, batch)
+            if not batch.is_last:
+                continue
+            session.end_step()
+            evaluate_now, save_now = eval_due.due(session.step, session.clock_s), save_due.due(session.step, session.clock_s)
+            new_best = False
+            if evaluate_now:
+                new_best, evaluated_at = evaluate(task, session, parts, peers), session.step
+            if save_now or (new_best and config.checkpoint_every):
+                session.save(best=new_best)
+                saved_at = session.step
+            if limit.reached(session.step, session.clock_s) or out_of_patience(parts, config):
+                break
+    new_best = False
+    if parts.eval_loaders and config.eval_every and evaluated_at != session.step and not session.should_stop:
+        new_best = evaluate(task, session, parts, peers)
+    if config.checkpoint_every and (saved_at != session.step or new_best):
+        session.save(best=new_best)
+
+
+def train_step(task: Task, session: Session, parts: Parts, batch: Batch) -> None:
+    """One micro-batch; after the last one of a global batch, the optimizer step."""
+    step = parts.step
+    if batch.micro == 0:
+        step.zero()
+    with step.forward(batch):
+        with step.autocast():
+            loss = read_loss(task.loss(parts.model, batch.data), batch.num_rows)
+        step.backward(loss, batch)
+    session.log({"train/loss": loss.value, **{f"train/{name}": value for name, value in loss.metrics.items()}})
+    if not batch.is_last:
+        return
+    norm, made = step.apply()
+    session.constant("train/lr", parts.optimizer.param_groups[0]["lr"])
+    if made and parts.schedule is not None:
+        parts.schedule.step()
+    if made and parts.ema is not None:
+        parts.ema.update()
+    session.log({"train/grad_norm": Value(norm, 1.0)})
+    if not made:
+        session.log({"train/skipped_steps": Value(1.0, 1.0)})
+
+
+def evaluate(task: Task, session: Session, parts: Parts, peers: Peers) -> bool:
+    """Evaluate on every named set; whether the metric that counts is a new best."""
+    model = parts.eval_model
+    for name, loader in parts.eval_loaders.items():
+        metrics = task.metrics()
+
+        def values_of(batch: Batch, metrics: Mapping[str, Any] = metrics) -> Mapping[str, Any]:
+            with parts.step.autocast():
+                loss = read_loss(task.loss(model, batch.data), batch.num_rows)
+                if metrics:
+                    task.update_metrics(metrics, model, batch.data)
+            return {"loss": loss.value, **loss.metrics}
+
+        session.evaluate(values_of, loader, name, model=model)
+        if metrics:
+            session.add_row({f"{name}/{key}": value for key, value in merged(metrics, peers).items()})
+    return parts.best.update(session.step, session.last)
+
+
+def out_of_patience(parts: Parts, config: TrainConfig) -> bool:
+    """Whether the best metric has not improved for ``train.patience`` evaluations."""
+    return config.patience is not None and parts.best.since >= config.patience
+
+
+def named(data: Any) -> dict[str, Any]:
+    """Evaluation data by name: a single one is ``val``.
+
+    Raises:
+        ConfigError: A name is not usable as the group of a metric.
+    """
+    if data is None:
+        return {}
+    sets = dict(data) if isinstance(data, Mapping) else {"val": data}
+    for name in sets:
+        if not str(name).strip() or "/" in str(name) or name in ("train", "time"):
+            raise ConfigError(f"eval_data() names a set {name!r}. Allowed: a name without '/', other than 'train' and 'time'.")
+    return sets
+

@@ -1,0 +1,206 @@
+"""Training on Ray: connect or start it, see that it has what is asked for, run a TorchTrainer, listen meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from raytrain.config import RunConfig, ScalingConfig
+from raytrain.errors import ConfigError, WorkerError
+from raytrain.mailbox import Mailbox, forward_to
+from raytrain.report import Report
+from raytrain.runtime import StopFlag
+from raytrain.work import Job
+
+_POLL_S = "0.5"  # Ray's default of 2 s delays the end of a run and the notice of a failure by as much
+
+
+def train_on_ray(
+    job: Job,
+    scaling: ScalingConfig,
+    run: RunConfig,
+    deliver: Callable[[Report], None],
+    stop: StopFlag,
+    callbacks: Sequence[Any] = (),
+) -> None:
+    """Train on a Ray cluster, or on an embedded one when there is none; returns when all workers have ended.
+
+    Raises:
+        ConfigError: The cluster does not have the resources that are asked for.
+        WorkerError: The training failed; the text is that of the worker that failed first.
+    """
+    with ray_running():
+        check_resources(scaling)
+        import ray
+
+        node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=node).remote()
+        with listening(mailbox, deliver, stop):
+            try:
+                trainer(job, scaling, run, mailbox, callbacks).fit()
+            except Exception as error:
+                text = ray.get(mailbox.failure.remote())
+                raise WorkerError(text or _explain(error)) from None
+
+
+def trainer(job: Job, scaling: ScalingConfig, run: RunConfig, mailbox: Any, callbacks: Sequence[Any]) -> Any:
+    """The TorchTrainer of a job."""
+    from ray.train import FailureConfig, LoggingConfig
+    from ray.train import RunConfig as RayRunConfig
+    from ray.train.torch import TorchTrainer
+
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", _POLL_S)
+    return TorchTrainer(
+        _worker_main,
+        train_loop_config={"job": job, "mailbox": mailbox},
+        scaling_config=as_ray_scaling(scaling),
+        run_config=RayRunConfig(
+            name="ray",
+            storage_path=job.folder.path,
+            storage_filesystem=job.folder.filesystem,
+            failure_config=FailureConfig(max_failures=run.max_failures),
+            callbacks=[forward_to(mailbox), *callbacks],
+            logging_config=LoggingConfig(log_level="ERROR"),
+        ),
+    )
+
+
+def _worker_main(config: Mapping[str, Any]) -> None:
+    import ray
+
+    from raytrain.ray_worker import RayRuntime, printing_through
+    from raytrain.work import is_secondary, work
+
+    mailbox = config["mailbox"]
+    runtime = RayRuntime(mailbox)
+    try:
+        with printing_through(lambda line: mailbox.say.remote(runtime.placement.rank, line)):
+            work(config["job"], runtime)
+    except WorkerError as error:
+        ray.get(mailbox.fail.remote(is_secondary(error.__cause__ or error), str(error)))
+        raise WorkerError(str(error), error.rank, error.step) from None
+
+
+def as_ray_scaling(scaling: ScalingConfig) -> Any:
+    """Ray's own ScalingConfig with the same meaning."""
+    from ray.train import ScalingConfig as RayScalingConfig
+
+    low, high = scaling.worker_range
+    return RayScalingConfig(
+        num_workers=low if low == high else (low, high),
+        use_gpu=scaling.use_gpu,
+        resources_per_worker=dict(scaling.resources_per_worker) if scaling.resources_per_worker else None,
+        placement_strategy=scaling.placement_strategy,
+        accelerator_type=scaling.accelerator_type,
+    )
+
+
+@contextlib.contextmanager
+def ray_running() -> Iterator[None]:
+    """A Ray connection: the one there is, the cluster of RAY_ADDRESS, or an embedded Ray that ends with the block.
+
+    The embedded one has no dashboard and takes only callers that hold its token, which lives in a private file.
+    """
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        if not os.environ.get("RAY_ADDRESS"):
+            stack.enter_context(_private_token())
+            options |= {"address": "local", "include_dashboard": False}
+        ray.init(**options)
+        stack.callback(ray.shutdown)
+        yield
+
+
+@contextlib.contextmanager
+def _private_token() -> Iterator[None]:
+    names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
+    if any(os.environ.get(name) for name in (*names, "RAY_AUTH_TOKEN")):
+        yield  # the user's own choice
+        return
+    with tempfile.NamedTemporaryFile("w", prefix="raytrain-token-") as file:
+        file.write(secrets.token_hex(32))
+        file.flush()
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=file.name)
+        try:
+            yield
+        finally:
+            for name in names:
+                os.environ.pop(name, None)
+
+
+def check_resources(scaling: ScalingConfig) -> None:
+    """See that the least number of workers fits the cluster. With an autoscaler, nodes may still come.
+
+    Raises:
+        ConfigError: They do not fit: with what is asked for, what there is and what is free.
+    """
+    import ray
+
+    if _autoscales():
+        return
+    low, _ = scaling.worker_range
+    each = as_ray_scaling(scaling)._resources_per_worker_not_none
+    present, free = ray.cluster_resources(), ray.available_resources()
+    for name, amount in each.items():
+        asked = amount * low
+        if asked > free.get(name, 0.0) + 1e-9:
+            raise ConfigError(
+                f"{low} workers with {amount:g} {name} each ask for {asked:g} {name}; this cluster has {present.get(name, 0):g}, "
+                f"of which {free.get(name, 0):g} are free. Cures: fewer scaling.num_workers, a smaller share each "
+                f"(scaling.resources_per_worker, such as {{\"{name}\": 0.5}}), or a larger cluster."
+            )
+
+
+def _autoscales() -> bool:
+    from ray._private.worker import global_worker
+
+    return bool(getattr(global_worker, "node", None) and getattr(global_worker.node, "_ray_params", None) and False)
+
+
+@contextlib.contextmanager
+def listening(mailbox: Any, deliver: Callable[[Report], None], stop: StopFlag) -> Iterator[None]:
+    """Carry reports from the mailbox to the driver, and the wish to stop to the mailbox, while the block runs."""
+    import ray
+
+    done = threading.Event()
+
+    def carry() -> None:
+        told = False
+        while True:
+            last_round = done.is_set()
+            if stop.is_set() and not told:
+                ray.get(mailbox.stop.remote())
+                told = True
+            reports, lines = ray.get(mailbox.take.remote(0.0 if last_round else 0.2))
+            for rank, line in lines:
+                print(f"[rank {rank}] {line}", flush=True)
+            for report in reports:
+                deliver(report)
+            if last_round and not reports:
+                return
+
+    thread = threading.Thread(target=carry, name="raytrain-listen", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join(timeout=30)
+
+
+def _explain(error: Exception) -> str:
+    return f"the training failed outside of the workers' code: {type(error).__name__}: {error}"
