@@ -19,6 +19,11 @@ class Cadence:
         self._steps = self._every.in_steps(steps_per_epoch) if self._every else None
         self._last_s = start_s
 
+    @property
+    def ever(self) -> bool:
+        """Whether it is due at all."""
+        return self._every is not None
+
     def due(self, step: int, clock_s: float) -> bool:
         """Whether it is due after ``step`` finished optimizer steps. Asking at a due time starts the next stretch."""
         if self._every is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 
 from raytrain.manifest import decode, encode
@@ -15,7 +16,7 @@ _FOLDER = "history"
 def append(folder: Storage, step: int, rows: Sequence[Row]) -> None:
     """Keep rows that were made up to a step, as one JSON line each; every digit survives."""
     if rows:
-        name = f"{step:010d}-{rows[0].step:010d}.jsonl"
+        name = f"{step:010d}-{time.time_ns()}.jsonl"  # sorted by step, then by age
         folder.child(_FOLDER).write(name, "".join(_line(row) for row in rows).encode())
 
 

@@ -80,28 +80,23 @@ def train(task: Task, session: Session, parts: Parts, peers: Peers) -> None:
     limit = session.limit(parts.loader)
     eval_due = session.cadence(config.eval_every if parts.eval_loaders else None, parts.loader)
     save_due = session.cadence(config.checkpoint_every, parts.loader)
-    evaluated_at = saved_at = session.step
     parts.model.train()
-    while not (limit.reached(session.step, session.clock_s) or session.should_stop or out_of_patience(parts, config)):
+    over = limit.reached(session.step, session.clock_s) or out_of_patience(parts, config)
+    while not over and not session.should_stop:
         for batch in session.batches(parts.loader):
             train_step(task, session, parts, batch)
             if not batch.is_last:
                 continue
             session.end_step()
-            evaluate_now, save_now = eval_due.due(session.step, session.clock_s), save_due.due(session.step, session.clock_s)
-            new_best = False
-            if evaluate_now:
-                new_best, evaluated_at = evaluate(task, session, parts, peers), session.step
-            if save_now or (new_best and config.checkpoint_every):
+            step, clock_s = session.step, session.clock_s
+            over = limit.reached(step, clock_s)
+            evaluate_now = eval_due.due(step, clock_s) or (over and eval_due.ever)
+            new_best = evaluate_now and evaluate(task, session, parts, peers)
+            over = over or out_of_patience(parts, config)
+            if save_due.due(step, clock_s) or (save_due.ever and (new_best or over or session.should_stop)):
                 session.save(best=new_best)
-                saved_at = session.step
-            if limit.reached(session.step, session.clock_s) or out_of_patience(parts, config):
+            if over:
                 break
-    new_best = False
-    if parts.eval_loaders and config.eval_every and evaluated_at != session.step and not session.should_stop:
-        new_best = evaluate(task, session, parts, peers)
-    if config.checkpoint_every and (saved_at != session.step or new_best):
-        session.save(best=new_best)
 
 
 def train_step(task: Task, session: Session, parts: Parts, batch: Batch) -> None:

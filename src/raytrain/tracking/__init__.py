@@ -1,0 +1,10 @@
+"""Tracking: from the workers' reports to MLflow and the console. Runs on the driver, knows nothing of torch."""
+
+from __future__ import annotations
+
+from raytrain.tracking.base import RunInfo, Status, Tracker
+from raytrain.tracking.collector import Collector
+from raytrain.tracking.console import ConsoleTracker
+from raytrain.tracking.mlflow import MlflowTracker
+
+__all__ = ["Collector", "ConsoleTracker", "MlflowTracker", "RunInfo", "Status", "Tracker"]
