@@ -22,7 +22,7 @@ from raytrain.report import Event, Report, Row
 from raytrain.result import Result
 from raytrain.storage import Storage
 from raytrain.task import Task
-from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo, Tracker
+from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo, Status, Tracker
 from raytrain.work import Job
 
 
@@ -61,7 +61,7 @@ class Driver:
         """What ``raytrain check`` tells about the run and its tracking."""
         lines = [f"run {self._record.name!r}: {'goes on' if self._before else 'is new'} in {self._folder.uri}"]
         if self._tracker is not None:
-            self._tracker.check()
+            self._tracker.check(self._record.task)
             lines.append(f"MLflow answers at {self._tracker.uri}")
         return lines
 
@@ -97,13 +97,17 @@ class Driver:
         identity: dict[str, str] = {}
         for tracker in trackers:
             identity |= tracker.open(info)
+        if self._tracker is not None:
+            self._tracker.log(self._history)  # what an earlier start kept but could not send; it takes each point once
+            identity["mlflow_browse"] = self._tracker.browse()
         self._record = self._record.with_trackers(identity)
         self._record.save(self._folder)
         collector = Collector(trackers, history=self._history)
-        status, error = "FAILED", "the driver ended"
+        status: Status = "FAILED"
+        error: str | None = None
         try:
             yield collector.put
-            status, error = ("KILLED", None) if self._watch.stopped else ("FINISHED", None)
+            status = "KILLED" if self._watch.stopped else "FINISHED"
         except KeyboardInterrupt:
             status, error = "KILLED", "interrupted"
             raise
@@ -113,7 +117,7 @@ class Driver:
         finally:
             collector.close(status, error)
             self._history = collector.history
-            self._end(status)
+            self._end(status, error)
 
     def result(self) -> Result:
         """The result, read from the run's folder and from what was collected."""
@@ -181,13 +185,13 @@ class Driver:
             datasets=[{"name": n, "num_rows": p.num_rows} for n, p in (*sets, *self._findings.eval_plans)],
         )
 
-    def _end(self, status: str) -> None:
+    def _end(self, status: Status, error: str | None) -> None:
         watch = self._watch
         step = watch.step if watch.step is not None else self._record.step
         best_step = watch.best_step if watch.best_step is not None else self._record.best_step
         total = self._findings.total_steps
         early = status == "FINISHED" and total is not None and step < total
-        self._record = self._record.ended(status, step=step, best_step=best_step, stopped_early=early)
+        self._record = self._record.ended(status, step=step, best_step=best_step, stopped_early=early, error=error)
         self._record.save(self._folder)
 
 

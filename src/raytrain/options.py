@@ -1,0 +1,303 @@
+"""Settings from a YAML file and flags, over a job's defaults; and ``main``, which runs a job with them.
+
+Parsed by jsonargparse (YAML, dotted flags, typed values); what is added here: near misses, and help from comments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from enum import Enum
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import yaml
+
+from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
+from raytrain.errors import ConfigError, DataError, RaytrainError, StorageError, TrackingError
+from raytrain.fieldhelp import field_help
+from raytrain.task import LoopTask, Task
+
+GROUPS = {"train": TrainConfig, "scaling": ScalingConfig, "run": RunConfig, "tracking": TrackingConfig}
+DONE, FAILED, BAD_CONFIG, STOPPED, INTERRUPTED = 0, 1, 2, 4, 130
+
+
+@dataclass(frozen=True)
+class Options:
+    """A task with all its settings."""
+
+    task: Task
+    train: TrainConfig
+    scaling: ScalingConfig
+    run: RunConfig
+    tracking: TrackingConfig
+
+
+Job = type[Task] | Callable[..., None]
+
+
+def main(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> None:
+    """Run a job file as a command: read its settings, train, end the process with a truthful exit code.
+
+    Exit codes: 0 done (also when it stopped early by rule), 1 failed, 2 a setting that cannot work, 4 stopped and resumable,
+    130 interrupted.
+
+    Args:
+        job: A Task class, or a function over a Session.
+        argv: Flags; those of the process when None.
+        defaults: The job's own ``train``, ``scaling``, ``run`` and ``tracking``.
+    """
+    sys.exit(run_command(job, argv, **defaults))
+
+
+def run_command(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> int:
+    """As ``main``; gives the exit code back."""
+    try:
+        options = parse(job, argv, **defaults)
+        from raytrain.launch import fit
+        from raytrain.summary import summary
+
+        result = fit(
+            options.task, train=options.train, scaling=options.scaling, run=options.run, tracking=options.tracking
+        )
+        print(summary(result), end="", flush=True)
+        return DONE if result.status == "finished" else STOPPED
+    except (ConfigError, DataError, StorageError, TrackingError) as error:
+        print(f"raytrain: error: {error}", file=sys.stderr, flush=True)
+        return BAD_CONFIG
+    except RaytrainError as error:
+        print(f"raytrain: failed: {error}", file=sys.stderr, flush=True)
+        return FAILED
+    except KeyboardInterrupt:
+        print("raytrain: interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
+    except Exception:
+        traceback.print_exc()
+        return FAILED
+
+
+def parse(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> Options:
+    """Read settings: the job's defaults, then each ``--config FILE``, then flags.
+
+    Raises:
+        ConfigError: An unknown name, or a value that is not possible; with what is allowed and the nearest name.
+    """
+    from jsonargparse import Namespace
+
+    given = [_underscored(a) for a in (sys.argv[1:] if argv is None else argv)]
+    parser = _parser(job, defaults)
+    names = known_names(job)
+    _refuse_unknown(given, names)
+    shown, text = StringIO(), ""
+    try:
+        with redirect_stderr(shown):
+            space: Namespace = parser.parse_args(given)
+            made = parser.instantiate_classes(space)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        text = shown.getvalue()
+    except ConfigError as error:
+        text = str(error)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+    if text:
+        raise ConfigError(_readable(text, names))
+    groups = {name: made.get(name) or cls() for name, cls in GROUPS.items()}
+    return Options(_task(job, made.get("task")), **groups)
+
+
+def _parser(job: Job, defaults: Mapping[str, Any]) -> Any:
+    import jsonargparse
+
+    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    parser = jsonargparse.ArgumentParser(
+        prog=Path(sys.argv[0]).name,
+        description=inspect.getdoc(job),
+        default_env=False,
+        exit_on_error=True,
+    )
+    parser.add_argument("--config", action="config", help="YAML file with the same keys; flags win over it")
+    task = _task_type(job)
+    if task is not None:
+        parser.add_class_arguments(task, "task", fail_untyped=False)
+        _add_help(parser, "task", task)
+    for name, cls in GROUPS.items():
+        parser.add_class_arguments(cls, name)
+        _add_help(parser, name, cls)
+    for name, value in defaults.items():
+        if name not in GROUPS or not isinstance(value, GROUPS[name]):
+            raise ConfigError(f"main({name}=...): allowed are {', '.join(GROUPS)}, each of its own type.")
+        parser.set_defaults({f"{name}.{key}": v for key, v in _fields(value).items()})
+    return parser
+
+
+def _task_type(job: Job) -> Any:
+    """The dataclass whose fields are the ``task`` flags, or None."""
+    if isinstance(job, type):
+        return job if dataclasses.is_dataclass(job) and dataclasses.fields(job) else None
+    parameters = list(inspect.signature(job).parameters)
+    if len(parameters) < 2:
+        return None
+    config = get_type_hints(job).get(parameters[1])
+    if not dataclasses.is_dataclass(config):
+        raise ConfigError(
+            f"{job.__name__}(session, {parameters[1]}): give the second argument a dataclass as its type; its fields become flags."
+        )
+    return config
+
+
+def _task(job: Job, made: Any) -> Task:
+    if not isinstance(job, type):
+        return LoopTask(job, made)
+    if made is not None:
+        return made  # type: ignore[no-any-return]
+    return job()
+
+
+def _add_help(parser: Any, group: str, cls: type) -> None:
+    texts = field_help(cls)
+    for action in parser._actions:
+        name = action.dest.removeprefix(f"{group}.")
+        if action.dest.startswith(f"{group}.") and name in texts:
+            action.help = texts[name].replace("%", "%%")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+
+
+# -- names ------------------------------------------------------------------------------------------------------------
+
+
+def known_names(job: Job) -> list[str]:
+    """All dotted names that a job knows."""
+    groups = {**({"task": task} if (task := _task_type(job)) is not None else {}), **GROUPS}
+    return [name for group, cls in groups.items() for name in _names_in(group, cls)]
+
+
+def _names_in(prefix: str, cls: Any) -> list[str]:
+    names = []
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        names.append(f"{prefix}.{field.name}")
+        if dataclasses.is_dataclass(hints.get(field.name)):
+            names += _names_in(names[-1], hints[field.name])
+    return names
+
+
+def _underscored(argument: str) -> str:
+    """``--scaling.num-workers=2`` is ``--scaling.num_workers=2``; values stay as they are."""
+    if not argument.startswith("--"):
+        return argument
+    name, sep, value = argument[2:].partition("=")
+    return f"--{name.replace('-', '_')}{sep}{value}"
+
+
+def _refuse_unknown(argv: Sequence[str], names: Sequence[str]) -> None:
+    options = ["config", "help", "print_config", *names]
+    for argument in argv:
+        if argument.startswith("--") and len(argument) > 2:
+            name = argument[2:].partition("=")[0]
+            if not _is_known(name, options):
+                raise ConfigError(f"unknown option --{name}{_nearest(name, options, '--')}. See --help.")
+
+
+def _is_known(name: str, names: Sequence[str]) -> bool:
+    # Below a mapping, such as train.ddp.find_unused_parameters, any name goes.
+    return name in names or any(name.startswith(f"{known}.") for known in names) or name in GROUPS or name == "task"
+
+
+def _nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
+    tail = name.rsplit(".", 1)[-1]
+    by_tail = difflib.get_close_matches(tail, [n.rsplit(".", 1)[-1] for n in names], n=1, cutoff=0.75)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = close or [n for n in names if by_tail and n.rsplit(".", 1)[-1] == by_tail[0]][:1]
+    return f"; did you mean {prefix}{close[0]}?" if close else ""
+
+
+def _readable(text: str, names: Sequence[str]) -> str:
+    """The parser's complaint without its usage lines, with the nearest name where one is unknown."""
+    text = text.strip()
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("usage:", "tip:"))]
+    start = next((i for i, line in enumerate(lines) if "error:" in line), 0)
+    text = " ".join(line.strip() for line in lines[start:])
+    text = text.split("error:", 1)[-1].strip() if "error:" in text else text
+    for quote in ("'", '"', "`"):
+        for word in text.split(quote)[1::2]:
+            if "." not in word and " " in word:
+                continue
+            if not _is_known(word, names) and ("not found" in text or "not accepted" in text or "not expected" in text):
+                return f"{text}{_nearest(word, names)}"
+    return text
+
+
+# -- saving -----------------------------------------------------------------------------------------------------------
+
+
+def dump(options: Options) -> str:
+    """The effective settings as YAML that alone repeats the run."""
+    values = {"task": task_fields(options.task), **{name: _fields(getattr(options, name)) for name in GROUPS}}
+    text: str = yaml.dump(_plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return text
+
+
+def flatten(options: Options) -> dict[str, Any]:
+    """All settings by dotted name, lists and mappings resolved."""
+    flat = _flat("task", _plain(task_fields(options.task)))
+    for name in GROUPS:
+        flat |= _flat(name, _plain(_fields(getattr(options, name))))
+    return flat
+
+
+def task_fields(task: Task) -> dict[str, Any]:
+    """The user's fields of a task, or of the config of a loop."""
+    holder: Any = task.config if isinstance(task, LoopTask) else task
+    return _fields(holder) if dataclasses.is_dataclass(holder) and not isinstance(holder, type) else {}
+
+
+def _plain(value: Any) -> Any:
+    """As YAML can say it."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(_fields(value))
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(v) for v in value]
+    if isinstance(value, Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return str(value) if isinstance(value, Path) else repr(value)
+
+
+def _flat(prefix: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        if not value:
+            return {}
+        return {k: v for key, item in value.items() for k, v in _flat(f"{prefix}.{key}", item).items()}
+    if isinstance(value, list):
+        return {prefix: yaml.dump(value, default_flow_style=True, width=10**9).strip()}
+    return {prefix: value}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Floats as YAML 1.1 reads them back: ``1e-05`` without a dot would be text."""
+
+
+def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
+    text = repr(value)
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    special = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
+    return dumper.represent_scalar("tag:yaml.org,2002:float", special.get(text, text))
+
+
+_Dumper.add_representer(float, _float)
