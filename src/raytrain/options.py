@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -67,7 +68,8 @@ def run_command(job: Job, argv: Sequence[str] | None = None, **defaults: Any) ->
         result = fit(
             options.task, train=options.train, scaling=options.scaling, run=options.run, tracking=options.tracking
         )
-        print(summary(result), end="", flush=True)
+        if os.environ.get("RANK", "0") == "0":
+            print(summary(result), end="", flush=True)
         return DONE if result.status == "finished" else STOPPED
     except (ConfigError, DataError, StorageError, TrackingError) as error:
         print(f"raytrain: error: {error}", file=sys.stderr, flush=True)

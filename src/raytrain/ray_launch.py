@@ -6,13 +6,14 @@ import contextlib
 import logging
 import os
 import secrets
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from raytrain.config import RunConfig, ScalingConfig
-from raytrain.errors import ConfigError, WorkerError
+from raytrain.errors import ConfigError, RaytrainError, WorkerError
 from raytrain.mailbox import Mailbox, forward_to
 from raytrain.report import Report
 from raytrain.runtime import StopFlag
@@ -107,39 +108,63 @@ def as_ray_scaling(scaling: ScalingConfig) -> Any:
 def ray_running() -> Iterator[None]:
     """A Ray connection: the one there is, the cluster of RAY_ADDRESS, or an embedded Ray that ends with the block.
 
-    The embedded one has no dashboard and takes only callers that hold its token, which lives in a private file.
+    Raises:
+        RaytrainError: Ray does not start, or the cluster does not answer.
     """
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     with contextlib.ExitStack() as stack:
-        options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
-        if not os.environ.get("RAY_ADDRESS"):
-            stack.enter_context(_private_token())
-            options |= {"address": "local", "include_dashboard": False}
-        ray.init(**options)
-        stack.callback(ray.shutdown)
+        embedded = not os.environ.get("RAY_ADDRESS")
+        if embedded and not _ray_is_initialized():
+            stack.enter_context(private_token())
+        import ray
+
+        if not ray.is_initialized():
+            options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+            if embedded:
+                options |= {"address": "local", "include_dashboard": False}
+            try:
+                ray.init(**options)
+            except Exception as error:
+                place = "an embedded Ray does not start" if embedded else f"no Ray at {os.environ['RAY_ADDRESS']}"
+                raise RaytrainError(f"{place}: {type(error).__name__}: {error}") from error
+            stack.callback(ray.shutdown)
         yield
+
+
+def _ray_is_initialized() -> bool:
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 @contextlib.contextmanager
-def _private_token() -> Iterator[None]:
+def private_token() -> Iterator[None]:
+    """Within the block, Ray takes only callers that hold a token of this process: any user of the machine could call it else.
+
+    The token lies in a file that only this user can read. Where the user has chosen how Ray authenticates, nothing is done.
+    """
     names = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
     if any(os.environ.get(name) for name in (*names, "RAY_AUTH_TOKEN")):
-        yield  # the user's own choice
+        yield
         return
     with tempfile.NamedTemporaryFile("w", prefix="raytrain-token-") as file:
         file.write(secrets.token_hex(32))
         file.flush()
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=file.name)
+        _read_auth_again()
         try:
             yield
         finally:
             for name in names:
                 os.environ.pop(name, None)
+            _read_auth_again()
+
+
+def _read_auth_again() -> None:
+    """A Ray that was imported before keeps the mode and the token of that time."""
+    if "ray" in sys.modules:
+        from ray._raylet import AuthenticationTokenLoader, Config
+
+        Config.initialize("")
+        AuthenticationTokenLoader.instance().reset_cache()
 
 
 def check_resources(scaling: ScalingConfig) -> None:

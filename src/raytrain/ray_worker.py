@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,7 @@ class RayRuntime:
         self._stop_answer: Any = None
         self._stopped = False
         self._reporter = _Reporter()
+        _quiet_reports()
 
     def wrap_model(self, model: nn.Module, ddp_options: Mapping[str, Any]) -> nn.Module:
         """Through ``ray.train.torch.prepare_model``: moved to the device, DDP when there are several workers."""
@@ -88,6 +90,13 @@ class RayRuntime:
     def close(self) -> None:
         """Wait until all reports went through; raise what failed on the way."""
         self._reporter.close()
+
+
+def _quiet_reports() -> None:
+    """Ray logs the whole content of each report at INFO, on this process's standard error."""
+    from ray.train.v2._internal.execution import context
+
+    context.logger.setLevel(logging.WARNING)
 
 
 class _Reporter:

@@ -49,3 +49,7 @@ class Report:
 
     rows: tuple[Row, ...] = ()
     events: tuple[Event, ...] = ()
+
+    def __repr__(self) -> str:
+        """Short: Ray writes what is reported into its log files, on the workers' time."""
+        return f"Report({len(self.rows)} rows, {len(self.events)} events)"
