@@ -67,7 +67,9 @@ def _run(train: TrainConfig, scaling: ScalingConfig, run: Any) -> Adopted:
             train, best_metric=checkpoint.checkpoint_score_attribute, best_mode=checkpoint.checkpoint_score_order
         )
     if run.worker_runtime_env:
-        raise ConfigError("RunConfig(worker_runtime_env=...) is not supported: give it to `ray job submit` or ray.init.")
+        raise ConfigError(
+            "RunConfig(worker_runtime_env=...) is not supported: give it to `ray job submit` or ray.init."
+        )
     ours = RunConfig(
         name=run.name,
         storage=str(run.storage_path),

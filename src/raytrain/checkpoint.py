@@ -131,13 +131,13 @@ class CheckpointStore:
         folder.write(NAME, manifest.to_json())
         return SavedCheckpoint(folder, manifest)
 
-    def list(self) -> list[SavedCheckpoint]:
+    def all(self) -> list[SavedCheckpoint]:
         """Those with a readable manifest, by rising step. Nothing is verified and nothing is written."""
         return [checkpoint for checkpoint, _ in self._look() if checkpoint is not None]
 
     def choose(self) -> tuple[SavedCheckpoint | None, list[str]]:
         """The newest sound one, and why each newer one was passed over."""
-        skipped = []
+        skipped: list[str] = []
         for checkpoint, problem in reversed(self._look()):
             if checkpoint is not None:
                 try:
@@ -151,7 +151,7 @@ class CheckpointStore:
     def prune(self, best_step: int | None) -> None:
         """Remove all but the newest ones and the best; manifests go first, so that none is left half."""
         steps = sorted(s for s in map(_step_of, self._storage.names()) if s is not None)
-        whole = [checkpoint.step for checkpoint in self.list()]
+        whole = [checkpoint.step for checkpoint in self.all()]
         kept = {*whole[-self._keep :], best_step}
         for step in steps:
             if step not in kept:
@@ -224,13 +224,15 @@ def open_checkpoint(uri: str) -> SavedCheckpoint:
         return SavedCheckpoint(folder, Manifest.from_json(folder.read(NAME)))
     store = CheckpointStore(folder.child("checkpoints"))
     best_step = _best_step(folder)
-    for checkpoint in store.list():
+    for checkpoint in store.all():
         if checkpoint.step == best_step:
             return checkpoint
     chosen, skipped = store.choose()
     if chosen is None:
         reasons = f" ({'; '.join(skipped)})" if skipped else ""
-        raise CheckpointError(f"{folder.uri} holds no sound checkpoint{reasons}. Give the folder of a run or of a checkpoint.")
+        raise CheckpointError(
+            f"{folder.uri} holds no sound checkpoint{reasons}. Give the folder of a run or of a checkpoint."
+        )
     return chosen
 
 

@@ -192,7 +192,9 @@ class RunConfig:
             ok = bool(self.name.strip()) and not re.search(r"[/\\\0]", self.name) and self.name not in (".", "..")
             _check(ok, "run.name", self.name, "a file name without slashes")
         _check(bool(self.storage.strip()), "run.storage", self.storage, "a folder or a URI")
-        _check(self.resume != "must" or self.name is not None, "run.resume", self.resume, "'must' together with run.name")
+        _check(
+            self.resume != "must" or self.name is not None, "run.resume", self.resume, "'must' together with run.name"
+        )
 
 
 @dataclass(frozen=True)

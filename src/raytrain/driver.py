@@ -121,7 +121,7 @@ class Driver:
 
     def result(self) -> Result:
         """The result, read from the run's folder and from what was collected."""
-        saved = self._store.list()
+        saved = self._store.all()
         best = next((c for c in saved if c.step == self._record.best_step), None)
         metrics: dict[str, float] = {}
         for row in self._history:

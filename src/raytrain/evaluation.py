@@ -69,4 +69,3 @@ def evaluating(models: Sequence[nn.Module], world_size: int) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-

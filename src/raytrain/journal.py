@@ -138,7 +138,11 @@ class Journal:
 
     def state_dict(self) -> dict[str, Any]:
         """Sums of rows and epochs that are not over: plain values, after a flush."""
-        return {"row": self._row.state_dict(), "epoch": self._epoch.state_dict(), "counts": [self._row_samples, self._row_steps]}
+        return {
+            "row": self._row.state_dict(),
+            "epoch": self._epoch.state_dict(),
+            "counts": [self._row_samples, self._row_steps],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""

@@ -107,7 +107,9 @@ class Keeper:
         """
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise CheckpointError(f"register({name}=...): a {type(part).__name__} has no state_dict and load_state_dict.")
+                raise CheckpointError(
+                    f"register({name}=...): a {type(part).__name__} has no state_dict and load_state_dict."
+                )
             if name in self._parts or name in ("trainer", "rng"):
                 raise CheckpointError(f"register({name}=...): the name is taken. Choose another.")
             self._parts[name] = part
@@ -188,7 +190,9 @@ class Keeper:
             )
             self._store.prune(self.best_step)
             kind: EventKind = "best" if best else "checkpoint"
-            self._published.append(Event(kind, cursor.step, {"uri": self._store.uri_of(cursor.step), "metrics": metrics}))
+            self._published.append(
+                Event(kind, cursor.step, {"uri": self._store.uri_of(cursor.step), "metrics": metrics})
+            )
 
         self._writer.submit(write)
 

@@ -157,6 +157,7 @@ def named(data: Any) -> dict[str, Any]:
     sets = dict(data) if isinstance(data, Mapping) else {"val": data}
     for name in sets:
         if not str(name).strip() or "/" in str(name) or name in ("train", "time"):
-            raise ConfigError(f"eval_data() names a set {name!r}. Allowed: a name without '/', other than 'train' and 'time'.")
+            raise ConfigError(
+                f"eval_data() names a set {name!r}. Allowed: a name without '/', other than 'train' and 'time'."
+            )
     return sets
-

@@ -47,10 +47,13 @@ class Mailbox:
         """Keep what a worker said when it failed."""
         self._failures.append((secondary, text))
 
-    async def failure(self) -> str:
-        """The cause: the first failure that is no consequence of another; empty when there was none."""
-        primary = [text for secondary, text in self._failures if not secondary]
-        return (primary or [text for _, text in self._failures] or [""])[0]
+    async def begin(self) -> None:
+        """A new attempt: what failed before was mended."""
+        self._failures = []
+
+    async def failures(self) -> list[tuple[bool, str]]:
+        """What the workers of this attempt said: (it is a consequence of another failure, text)."""
+        return self._failures
 
     async def stop(self) -> None:
         """Ask the workers to stop at an agreed step."""

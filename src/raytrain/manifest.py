@@ -67,7 +67,9 @@ class Manifest:
             values: dict[str, Any] = json.loads(data)
             version = values["format_version"]
             if version > FORMAT_VERSION:
-                raise CheckpointError(f"format version {version} is newer than this raytrain reads ({FORMAT_VERSION}): update it")
+                raise CheckpointError(
+                    f"format version {version} is newer than this raytrain reads ({FORMAT_VERSION}): update it"
+                )
             values["metrics"] = {name: decode(value) for name, value in values["metrics"].items()}
             values["files"] = {name: FileFacts(**facts) for name, facts in values["files"].items()}
             return cls(**values)

@@ -34,7 +34,12 @@ class ExactStep:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: TrainConfig, peers: Peers, device: torch.device
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        peers: Peers,
+        device: torch.device,
     ) -> None:
         self._model = model
         self._ddp = model if isinstance(model, DistributedDataParallel) else None
@@ -176,7 +181,7 @@ class Ema:
     @property
     def model(self) -> nn.Module:
         """The averaged model."""
-        return cast(nn.Module, self._averaged.module)
+        return self._averaged.module
 
     def update(self) -> None:
         """Take the weights in, after an optimizer step."""
@@ -229,5 +234,5 @@ def prepare_for_training(model: nn.Module, config: TrainConfig, device: torch.de
             )
         model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
     if config.compile:
-        model.compile()  # type: ignore[no-untyped-call]
+        model.compile()
     return model

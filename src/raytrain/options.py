@@ -160,7 +160,8 @@ def _task(job: Job, made: Any) -> Task:
     if not isinstance(job, type):
         return LoopTask(job, made)
     if made is not None:
-        return made  # type: ignore[no-any-return]
+        task: Task = made
+        return task
     return job()
 
 

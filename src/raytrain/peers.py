@@ -79,7 +79,8 @@ class Peers:
         """Start summing a scalar tensor on the CPU over all ranks in place; wait on what comes back."""
         if self.world_size == 1:
             return None
-        return dist.all_reduce(value, group=self._group, async_op=True)
+        work: dist.Work | None = dist.all_reduce(value, group=self._group, async_op=True)
+        return work
 
     def same_on_all(self, name: str, value: object) -> None:
         """Stop all ranks when they disagree on a value that must be the same.

@@ -47,7 +47,8 @@ def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConf
     lines = ["settings fit together"]
     if scaling.worker_range[1] > 0:
         lines.append(f"the task travels to workers ({check_pickle(task)} bytes)")
-    plan, eval_plans = None, ()
+    plan: DataPlan | None = None
+    eval_plans: tuple[tuple[str, DataPlan], ...] = ()
     if run.check_data and not isinstance(task, LoopTask):
         plan = check_data(task, train, scaling)
         eval_plans = check_eval(task, train)
@@ -76,7 +77,9 @@ def check_pairs(train: TrainConfig, scaling: ScalingConfig) -> None:
         import torch
 
         if not torch.cuda.is_available():
-            raise ConfigError("scaling.use_gpu = True, but torch sees no GPU in this process. Leave it off, or use workers.")
+            raise ConfigError(
+                "scaling.use_gpu = True, but torch sees no GPU in this process. Leave it off, or use workers."
+            )
 
 
 def check_pickle(task: Task) -> int:
@@ -88,7 +91,8 @@ def check_pickle(task: Task) -> int:
     try:
         return len(cloudpickle.dumps(task))
     except Exception as error:
-        for field in dataclasses.fields(task) if dataclasses.is_dataclass(task) else ():
+        fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
+        for field in fields:
             value = getattr(task, field.name)
             if not _pickles(value):
                 raise ConfigError(

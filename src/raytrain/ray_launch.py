@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import secrets
@@ -48,8 +49,7 @@ def train_on_ray(
             try:
                 trainer(job, scaling, run, mailbox, callbacks).fit()
             except Exception as error:
-                text = ray.get(mailbox.failure.remote())
-                raise WorkerError(text or _explain(error)) from None
+                raise WorkerError(_cause(error, ray.get(mailbox.failures.remote()))) from None
 
 
 def trainer(job: Job, scaling: ScalingConfig, run: RunConfig, mailbox: Any, callbacks: Sequence[Any]) -> Any:
@@ -82,6 +82,8 @@ def _worker_main(config: Mapping[str, Any]) -> None:
 
     mailbox = config["mailbox"]
     runtime = RayRuntime(mailbox)
+    if runtime.placement.rank == 0:
+        ray.get(mailbox.begin.remote())
     try:
         with printing_through(lambda line: mailbox.say.remote(runtime.placement.rank, line)):
             work(config["job"], runtime)
@@ -161,10 +163,9 @@ def private_token() -> Iterator[None]:
 def _read_auth_again() -> None:
     """A Ray that was imported before keeps the mode and the token of that time."""
     if "ray" in sys.modules:
-        from ray._raylet import AuthenticationTokenLoader, Config
-
-        Config.initialize("")
-        AuthenticationTokenLoader.instance().reset_cache()
+        raylet = importlib.import_module("ray._raylet")
+        raylet.Config.initialize("")
+        raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
 def check_resources(scaling: ScalingConfig) -> None:
@@ -186,7 +187,7 @@ def check_resources(scaling: ScalingConfig) -> None:
             raise ConfigError(
                 f"{low} workers with {amount:g} {name} each ask for {asked:g} {name}; this cluster has {present.get(name, 0):g}, "
                 f"of which {free.get(name, 0):g} are free. Cures: fewer scaling.num_workers, a smaller share each "
-                f"(scaling.resources_per_worker, such as {{\"{name}\": 0.5}}), or a larger cluster."
+                f'(scaling.resources_per_worker, such as {{"{name}": 0.5}}), or a larger cluster.'
             )
 
 
@@ -227,5 +228,23 @@ def listening(mailbox: Any, deliver: Callable[[Report], None], stop: StopFlag) -
         thread.join(timeout=30)
 
 
-def _explain(error: Exception) -> str:
+def _cause(error: Exception, said: Sequence[tuple[bool, str]]) -> str:
+    """What really happened: a worker's own error, else a worker that died without a word, else what others noticed."""
+    for secondary, text in said:
+        if not secondary:
+            return text
+    dead = {
+        rank: failure
+        for rank, failure in getattr(error, "worker_failures", {}).items()
+        if "ActorDied" in type(failure).__name__ or "Actor" in type(failure).__name__
+    }
+    if dead:
+        ranks = ", ".join(f"rank {rank}" for rank in sorted(dead))
+        return (
+            f"{ranks} died without a word: the process was killed (signal 9, often because the machine ran out of memory) or "
+            "crashed in native code. Set run.max_failures to start again from the last checkpoint after such a loss; use a "
+            "smaller train.batch_size or more train.accumulate if memory is short."
+        )
+    if said:
+        return said[0][1]
     return f"the training failed outside of the workers' code: {type(error).__name__}: {error}"

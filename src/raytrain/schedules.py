@@ -38,7 +38,9 @@ def _warmup_steps(config: TrainConfig, num_steps: int | None, steps_per_epoch: i
             f"train.schedule = {config.schedule!r} must know its end: give train.epochs or train.steps beside train.time."
         )
     if num_steps is not None and warmup >= num_steps:
-        raise ConfigError(f"train.warmup = {config.warmup!r} is {warmup} steps, but the whole run is {num_steps} steps.")
+        raise ConfigError(
+            f"train.warmup = {config.warmup!r} is {warmup} steps, but the whole run is {num_steps} steps."
+        )
     return warmup
 
 

@@ -338,4 +338,3 @@ class _Stream:
 def move_batch(batch: Batch, device: torch.device) -> Batch:
     """The same batch with its data on the device; nothing to do on a CPU."""
     return batch if device.type == "cpu" else batch.with_data(move(batch.data, device, non_blocking=True))
-

@@ -22,7 +22,10 @@ def stopping_on_signals(stop: StopFlag) -> Iterator[None]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set(signal.Signals(number).name)
-        print(f"raytrain: {signal.Signals(number).name}: saving a checkpoint, then stopping (again to stop at once)", flush=True)
+        print(
+            f"raytrain: {signal.Signals(number).name}: saving a checkpoint, then stopping (again to stop at once)",
+            flush=True,
+        )
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:

@@ -58,7 +58,9 @@ class Task:
 
     def update_metrics(self, metrics: Mapping[str, Any], model: nn.Module, batch: Any) -> None:
         """Feed one evaluation batch into what ``metrics`` made. Needed only together with it."""
-        raise NotImplementedError(f"{type(self).__name__} has metrics() and so needs update_metrics(self, metrics, model, batch).")
+        raise NotImplementedError(
+            f"{type(self).__name__} has metrics() and so needs update_metrics(self, metrics, model, batch)."
+        )
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ def fit(task: Task, options: Adopted, tracking: TrackingConfig) -> Result:
     def prepare() -> tuple[Job, Result | None]:
         nonlocal driver
         storage = Storage(options.run.storage, options.filesystem)
-        driver = Driver(task, options, tracking, storage, inspect(task, options.train, options.scaling, options.run, storage))
+        driver = Driver(
+            task, options, tracking, storage, inspect(task, options.train, options.scaling, options.run, storage)
+        )
         return driver.job, driver.complete()
 
     job, done = peers.on_main(prepare)

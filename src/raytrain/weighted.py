@@ -79,7 +79,9 @@ def _read_value(name: str, value: Any, num_rows: int) -> Value:
 def _scalar(name: str, value: Any) -> Number:
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
-            raise RaytrainError(f"{name!r} is a tensor of shape {list(value.shape)}, not a scalar. Allowed: {_ALLOWED}.")
+            raise RaytrainError(
+                f"{name!r} is a tensor of shape {list(value.shape)}, not a scalar. Allowed: {_ALLOWED}."
+            )
         return value.reshape(()) if value.dim() else value
     try:
         return float(value)

@@ -19,7 +19,15 @@ from raytrain.storage import Storage
 from raytrain.task import Task
 
 # Texts of what a rank sees when another one has left in the middle of a collective.
-_SECONDARY = ("connection closed by peer", "connection reset", "connection refused", "broken pipe", "socket timeout", "nccl", "gloo")
+_SECONDARY = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "socket timeout",
+    "nccl",
+    "gloo",
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,9 @@ def is_secondary(error: BaseException) -> bool:
 def _user_line(error: BaseException) -> str:
     """The innermost line that is neither ours nor an installed package's."""
     frames = traceback.extract_tb(error.__traceback__)
-    users = [f for f in frames if "site-packages" not in f.filename and "/raytrain/" not in f.filename.replace("\\", "/")]
+    users = [
+        f for f in frames if "site-packages" not in f.filename and "/raytrain/" not in f.filename.replace("\\", "/")
+    ]
     users = [f for f in users if not f.filename.startswith("<")] or users
     if not users:
         return ""

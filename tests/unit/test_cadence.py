@@ -15,7 +15,13 @@ def due_steps(every: str | None, steps_per_epoch: int = 4, upto: int = 12) -> li
 
 @pytest.mark.parametrize(
     ("every", "steps"),
-    [("1ep", [4, 8, 12]), ("5st", [5, 10]), ("0.5ep", [2, 4, 6, 8, 10, 12]), (None, []), ("0.01ep", list(range(1, 13)))],
+    [
+        ("1ep", [4, 8, 12]),
+        ("5st", [5, 10]),
+        ("0.5ep", [2, 4, 6, 8, 10, 12]),
+        (None, []),
+        ("0.01ep", list(range(1, 13))),
+    ],
 )
 def test_epochs_and_steps(every: str | None, steps: list[int]) -> None:
     assert due_steps(every) == steps
@@ -24,7 +30,15 @@ def test_epochs_and_steps(every: str | None, steps: list[int]) -> None:
 def test_wall_time_is_due_once_per_stretch_of_the_shared_clock() -> None:
     cadence = Cadence("10s", 4)
     clock = [0.0, 9.9, 10.0, 10.1, 19.0, 21.0, 22.0]
-    assert [cadence.due(step, at) for step, at in enumerate(clock, 1)] == [False, False, True, False, False, True, False]
+    assert [cadence.due(step, at) for step, at in enumerate(clock, 1)] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_wall_time_goes_on_from_a_resumed_clock() -> None:

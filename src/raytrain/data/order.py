@@ -8,7 +8,9 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
-_SMALL = 1 << 16  # up to here a sort of keyed hashes, which is unbiased; above, a Feistel network, which needs no memory
+_SMALL = (
+    1 << 16
+)  # up to here a sort of keyed hashes, which is unbiased; above, a Feistel network, which needs no memory
 _BLOCK = 1 << 16  # positions computed at once, so that a batch costs a slice
 _ROUNDS = 8
 _GOLDEN = 0x9E3779B97F4A7C15

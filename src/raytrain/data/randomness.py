@@ -34,7 +34,10 @@ def get_rng_state() -> dict[str, Any]:
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "numpy": {"keys": torch.from_numpy(keys.astype(np.int64)), "rest": [position, has_gauss, float(gauss)]},
+        "numpy": {
+            "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            "rest": [position, has_gauss, float(gauss)],
+        },
         "random": {"version": version, "internal": torch.tensor(internal, dtype=torch.int64), "gauss": gauss_next},
     }
 

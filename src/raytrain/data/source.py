@@ -129,7 +129,9 @@ def check_dataset(data: Any) -> None:
     if not isinstance(data, Sized):
         raise DataError(f"{type(data).__name__} has no length (__len__), so an epoch has no end. Give it one.")
     if len(data) == 0:
-        raise DataError(f"{type(data).__name__} is empty: 0 samples. Check the path and the filters that it was made with.")
+        raise DataError(
+            f"{type(data).__name__} is empty: 0 samples. Check the path and the filters that it was made with."
+        )
 
 
 def _read_loader(

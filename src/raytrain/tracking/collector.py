@@ -54,7 +54,9 @@ class Collector:
         closing.start()
         closing.join(limit_s)
         if self._thread.is_alive() or closing.is_alive():
-            self._warn(f"tracking did not answer within {limit_s:g} s at the end of the run; some of it may be missing.")
+            self._warn(
+                f"tracking did not answer within {limit_s:g} s at the end of the run; some of it may be missing."
+            )
 
     def _run(self) -> None:
         while (report := self._queue.get()) is not None:
@@ -123,7 +125,9 @@ class _Outlet:
             # Ever longer pauses: a server that hangs until its time limit must not be asked for each report.
             self._pause_until = time.monotonic() + self._pause_s
             self._pause_s = min(30.0, 2 * self._pause_s)
-            self._complain(f"{type(self._tracker).__name__}: {_text(failure)}. Training goes on; the rows are kept and sent later")
+            self._complain(
+                f"{type(self._tracker).__name__}: {_text(failure)}. Training goes on; the rows are kept and sent later"
+            )
 
     def _next_batch(self) -> list[Row | Event]:
         if isinstance(self._waiting[0], Event):

@@ -15,14 +15,15 @@ _OWN = ("train/", "time/", "rank/", "system/")
 
 
 class ConsoleTracker:
-    """Prints a line at most every two seconds, and one for each evaluation."""
+    """Prints a line at most every two seconds; evaluations come first, and the last one is always shown."""
 
     def __init__(self, out: TextIO | None = None, every_s: float = _EVERY_S) -> None:
         self._out = out or sys.stdout
         self._every_s = every_s
         self._next_s = 0.0
         self._latest: dict[str, float] = {}
-        self._said: set[str] = set()
+        self._next_score_s = 0.0
+        self._pending = ""
 
     def open(self, run: RunInfo) -> dict[str, str]:
         """Say which run begins, and where it is."""
@@ -39,7 +40,9 @@ class ConsoleTracker:
             scores = {name: value for name, value in row.values.items() if not name.startswith(_OWN)}
             now = time.monotonic()
             if scores and not _only_counts(scores):
-                self._say(self._line(row, scores))
+                self._pending = self._line(row, scores)
+                if now >= self._next_score_s:
+                    self._say_pending()
             elif now >= self._next_s and "train/loss" in row.values:
                 self._say(self._line(row, {}))
                 self._next_s = now + self._every_s
@@ -56,7 +59,14 @@ class ConsoleTracker:
             self._say(f"  {prefix}{event.data['text']}")
 
     def close(self, status: Status, error: str | None) -> None:
-        """The summary is the driver's."""
+        """Print an evaluation that is still to be shown; the summary is the driver's."""
+        self._say_pending()
+
+    def _say_pending(self) -> None:
+        if self._pending:
+            self._say(self._pending)
+        self._pending = ""
+        self._next_score_s = self._next_s = time.monotonic() + self._every_s
 
     def _line(self, row: Row, scores: Mapping[str, float]) -> str:
         parts = [f"epoch {row.epoch:6.2f}  step {row.step:7d}"]

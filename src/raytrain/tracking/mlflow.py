@@ -71,7 +71,7 @@ class MlflowTracker:
         Raises:
             TrackingError: It does not; with the reason and the cure.
         """
-        if self.uri.startswith("file:") or "://" not in self.uri and not self.uri.startswith("sqlite:"):
+        if self.uri.startswith("file:") or ("://" not in self.uri and not self.uri.startswith("sqlite:")):
             raise TrackingError(
                 f"the MLflow URI {without_secrets(self.uri)!r} is a folder; MLflow no longer keeps runs in folders. Use a "
                 f"database instead, such as tracking.uri=sqlite:///{self._folder.absolute()}/mlflow.db, or unset "
@@ -119,7 +119,9 @@ class MlflowTracker:
         try:
             found = self._client.get_run(run_id)
         except Exception:
-            self._tell(f"the MLflow run {run_id} of the earlier start is not at {without_secrets(self.uri)}; a new one begins.")
+            self._tell(
+                f"the MLflow run {run_id} of the earlier start is not at {without_secrets(self.uri)}; a new one begins."
+            )
             return None
         self._client.update_run(run_id, status="RUNNING")
         self._client.set_tag(run_id, "raytrain.attempt", str(run.attempt))
