@@ -88,7 +88,7 @@ class ExactStep:
             scaled = self.scaler.scale(scaled)
         if batch.is_last and self._weight is not None:
             self._work = self._peers.add_up(self._weight)  # travels while the backward pass runs
-        scaled.backward()  # type: ignore[no-untyped-call]
+        scaled.backward()
 
     def _count(self, weight: Any, batch: Batch) -> None:
         if self._weight is None:

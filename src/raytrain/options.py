@@ -162,7 +162,8 @@ def _task(job: Job, made: Any) -> Task:
     if made is not None:
         task: Task = made
         return task
-    return job()
+    new: Task = job()
+    return new
 
 
 def _add_help(parser: Any, group: str, cls: type) -> None:

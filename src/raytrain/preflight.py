@@ -91,7 +91,7 @@ def check_pickle(task: Task) -> int:
     try:
         return len(cloudpickle.dumps(task))
     except Exception as error:
-        fields = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
+        fields: tuple[Any, ...] = dataclasses.fields(task) if dataclasses.is_dataclass(task) else ()
         for field in fields:
             value = getattr(task, field.name)
             if not _pickles(value):

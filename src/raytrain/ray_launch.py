@@ -192,9 +192,9 @@ def check_resources(scaling: ScalingConfig) -> None:
 
 
 def _autoscales() -> bool:
-    from ray._private.worker import global_worker
-
-    return bool(getattr(global_worker, "node", None) and getattr(global_worker.node, "_ray_params", None) and False)
+    """Whether an autoscaler may add nodes: only then has the cluster a configuration of node groups."""
+    state = importlib.import_module("ray._private.state")
+    return state.get_max_resources_from_cluster_config() is not None
 
 
 @contextlib.contextmanager

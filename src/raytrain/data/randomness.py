@@ -29,7 +29,7 @@ def _seed_streams(key: int) -> None:
 
 def get_rng_state() -> dict[str, Any]:
     """The random streams of this process, as tensors and plain values (loadable with ``weights_only=True``)."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, gauss_next = random.getstate()
     return {
         "torch": torch.get_rng_state(),
