@@ -111,6 +111,9 @@ class TrainConfig:
         _one_of("train.lr_scaling", self.lr_scaling, ("none", "linear", "sqrt"))
         _one_of("train.nan_policy", self.nan_policy, ("stop", "skip"))
         _check(self.best_mode in (None, "min", "max"), "train.best_mode", self.best_mode, "'min', 'max'")
+        for name in ("eval_every", "checkpoint_every"):
+            if str(getattr(self, name)).lower() in ("none", "never"):
+                object.__setattr__(self, name, None)
         for name in ("time", "warmup", "log_every", "eval_every", "checkpoint_every"):
             _duration(f"train.{name}", getattr(self, name))
         self._check_pairs()
@@ -130,7 +133,7 @@ class TrainConfig:
 class ScalingConfig:
     """Where to train: the workers and what each of them needs. The fields mirror Ray's own ScalingConfig."""
 
-    num_workers: int | str = 1
+    num_workers: str | int = 1
     """Worker processes; '2:8' for as many as there are, from 2 to 8; 0 to train in this process without Ray."""
     use_gpu: bool = False
     """One GPU per worker and NCCL; otherwise CPUs and gloo."""
@@ -142,6 +145,8 @@ class ScalingConfig:
     """Type of accelerator that a node must have, such as 'A10G'."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.num_workers, str) and self.num_workers.strip().isdigit():
+            object.__setattr__(self, "num_workers", int(self.num_workers))
         low, high = self.worker_range
         _check(0 <= low <= high, "scaling.num_workers", self.num_workers, "0 or more, or 'MIN:MAX' with MIN at least 1")
         strategies = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")

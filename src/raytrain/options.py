@@ -21,6 +21,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
+from raytrain import yamlfile
 from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
 from raytrain.errors import ConfigError, DataError, RaytrainError, StorageError, TrackingError
 from raytrain.fieldhelp import field_help
@@ -94,9 +95,10 @@ def parse(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> Optio
     from jsonargparse import Namespace
 
     given = [_underscored(a) for a in (sys.argv[1:] if argv is None else argv)]
-    parser = _parser(job, defaults)
     names = known_names(job)
     _refuse_unknown(given, names)
+    given = _checked_files(given, names)
+    parser = _parser(job, defaults)
     shown, text = StringIO(), ""
     try:
         with redirect_stderr(shown):
@@ -119,12 +121,14 @@ def parse(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> Optio
 def _parser(job: Job, defaults: Mapping[str, Any]) -> Any:
     import jsonargparse
 
-    jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
+    jsonargparse.set_loader("raytrain", yamlfile.load, (yaml.YAMLError,))
+    jsonargparse.set_dumper("raytrain", yamlfile.dump)
     parser = jsonargparse.ArgumentParser(
         prog=Path(sys.argv[0]).name,
         description=inspect.getdoc(job),
         default_env=False,
         exit_on_error=True,
+        parser_mode="raytrain",
     )
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags win over it")
     task = _task_type(job)
@@ -243,14 +247,41 @@ def _readable(text: str, names: Sequence[str]) -> str:
     return text
 
 
+def _checked_files(argv: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The arguments, their config files looked through for unknown names; empty files are left out."""
+    kept: list[str] = []
+    rest = iter(argv)
+    for argument in rest:
+        if argument.partition("=")[0] != "--config":
+            kept.append(argument)
+            continue
+        path = argument.partition("=")[2] or next(rest, "")
+        values = yamlfile.read(path)
+        _refuse_unknown_keys(values, "", names, path)
+        if values:
+            kept += ["--config", path]
+    return kept
+
+
+def _refuse_unknown_keys(values: Mapping[str, Any], prefix: str, names: Sequence[str], path: str) -> None:
+    groups = {name.rpartition(".")[0] for name in names} | set(GROUPS)
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if name in groups and isinstance(value, Mapping):
+            _refuse_unknown_keys(value, f"{name}.", names, path)
+        elif name in groups and name not in names:
+            raise ConfigError(f"--config {path}: {name} is a group of settings, not {value!r}.")
+        elif not _is_known(name, names):
+            raise ConfigError(f"--config {path}: unknown key {name}{_nearest(name, [*names, *groups])}. See --help.")
+
+
 # -- saving -----------------------------------------------------------------------------------------------------------
 
 
 def dump(options: Options) -> str:
     """The effective settings as YAML that alone repeats the run."""
     values = {"task": task_fields(options.task), **{name: _fields(getattr(options, name)) for name in GROUPS}}
-    text: str = yaml.dump(_plain(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-    return text
+    return yamlfile.dump(_plain(values))
 
 
 def flatten(options: Options) -> dict[str, Any]:
@@ -290,18 +321,3 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
     if isinstance(value, list):
         return {prefix: yaml.dump(value, default_flow_style=True, width=10**9).strip()}
     return {prefix: value}
-
-
-class _Dumper(yaml.SafeDumper):
-    """Floats as YAML 1.1 reads them back: ``1e-05`` without a dot would be text."""
-
-
-def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
-    text = repr(value)
-    if "e" in text and "." not in text:
-        text = text.replace("e", ".0e")
-    special = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
-    return dumper.represent_scalar("tag:yaml.org,2002:float", special.get(text, text))
-
-
-_Dumper.add_representer(float, _float)
