@@ -103,7 +103,7 @@ def parse(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> Optio
     try:
         with redirect_stderr(shown):
             space: Namespace = parser.parse_args(given)
-            made = parser.instantiate_classes(space)
+            made = parser.instantiate(space)
     except SystemExit as stop:
         if not stop.code:
             raise
