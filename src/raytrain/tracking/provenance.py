@@ -10,7 +10,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_SECRET_FLAG = re.compile(r"(?i)([\w.\-]*(?:password|passwd|secret|token|api_?key|credential)[\w.\-]*)(=|\s+)(\S+)")
+_SECRET_FLAG = re.compile(r"(?i)([\w.\-]*(?:password|passwd|secret|token|api[-_]?key|credential)[\w.\-]*)(=|\s+)(\S+)")
 _USER_INFO = re.compile(r"(\w+://)[^/\s@]+@")
 
 
