@@ -76,10 +76,20 @@ def failure(error: BaseException, rank: int, step: int) -> WorkerError:
     The text stands alone: the original may have a constructor that does not survive pickling.
     """
     kind = "" if type(error) in (RaytrainError, WorkerError) else f"{type(error).__name__}: "
-    text = f"rank {rank} failed after step {step}: {kind}{error}"
+    text = f"rank {rank} failed after step {step}: {kind}{error}{_hint(str(error))}"
     place = _user_line(error)
     full = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return WorkerError(f"{text}\n{place}\n{full}" if place else f"{text}\n{full}", rank, step)
+
+
+def _hint(text: str) -> str:
+    """A cure for errors of torch that speak of something else than their cause here."""
+    if "more than 1 value per channel" in text:
+        return (
+            "\n  This worker's share of the batch was a single row, which BatchNorm1d does not take in training. Set "
+            "train.drop_last=true, a train.batch_size that leaves a larger last batch, or fewer workers or micro-batches."
+        )
+    return ""
 
 
 def is_secondary(error: BaseException) -> bool:
