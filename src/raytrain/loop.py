@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -18,7 +19,7 @@ from raytrain.metrics import merged
 from raytrain.optim import Ema, ExactStep, bare
 from raytrain.peers import Peers
 from raytrain.schedules import named_schedule, scale_lr
-from raytrain.session import Session
+from raytrain.session import Session, move_batch
 from raytrain.task import LoopTask, Task
 from raytrain.weighted import Value, read_loss
 
@@ -71,7 +72,10 @@ def build(task: Task, session: Session, peers: Peers) -> Parts:
     optional = {"schedule": schedule, "ema": ema, "scaler": step.scaler if step.scaler.is_enabled() else None}
     present = {name: part for name, part in optional.items() if part is not None}
     session.register(model=model, optimizer=optimizer, best=best, **present)
-    return Parts(model, optimizer, schedule, step, ema, best, loader, eval_loaders)
+    parts = Parts(model, optimizer, schedule, step, ema, best, loader, eval_loaders)
+    if config.best_metric is not None:
+        check_best_metric(task, parts, session, peers)
+    return parts
 
 
 def train(task: Task, session: Session, parts: Parts, peers: Peers) -> None:
@@ -139,6 +143,29 @@ def evaluate(task: Task, session: Session, parts: Parts, peers: Peers) -> bool:
         if metrics:
             session.add_row({f"{name}/{key}": value for key, value in merged(metrics, peers).items()})
     return parts.best.update(session.step, session.last)
+
+
+def check_best_metric(task: Task, parts: Parts, session: Session, peers: Peers) -> None:
+    """Look at the names that the first evaluation batch gives, before anything is trained. A collective.
+
+    Raises:
+        ConfigError: The metric that counts is not among them; they are listed.
+    """
+    group, _, key = parts.best.metric.partition("/")
+    loader = parts.eval_loaders.get(group)
+    if loader is None:
+        return  # a training metric
+    batch = next(iter(loader.batches()), None)
+    names = set(task.metrics())
+    if batch is not None:
+        with torch.no_grad(), parts.step.autocast():
+            parts.eval_model.eval()
+            batch = move_batch(batch, session.device)
+            names |= {"loss", *read_loss(task.loss(parts.eval_model, batch.data), batch.num_rows).metrics}
+    everywhere = {name for names in peers.gather_objects(names) for name in names}
+    if key.split("/")[0] not in everywhere:
+        known = ", ".join(sorted(f"{group}/{name}" for name in everywhere))
+        raise ConfigError(f"train.best_metric = {parts.best.metric!r} is not among the metrics. Allowed: {known}.")
 
 
 def out_of_patience(parts: Parts, config: TrainConfig) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +53,7 @@ def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConf
     if run.check_data and not isinstance(task, LoopTask):
         plan = check_data(task, train, scaling)
         eval_plans = check_eval(task, train)
+        check_best_metric(train, [name for name, _ in eval_plans])
         lines.append(str(plan))
         lines += [f"evaluation set {name!r}: {p.num_rows} samples" for name, p in eval_plans]
     storage.check_writable()
@@ -111,6 +113,18 @@ def _pickles(value: Any) -> bool:
     except Exception:
         return False
     return True
+
+
+def check_best_metric(train: TrainConfig, sets: Sequence[str]) -> None:
+    """That the metric that counts belongs to a set that is evaluated; its own name is checked before the first step.
+
+    Raises:
+        ConfigError: It does not; the sets are listed.
+    """
+    groups = [*sets, "train"]
+    if train.best_metric is not None and train.best_metric.partition("/")[0] not in groups:
+        allowed = ", ".join(f"{group}/..." for group in groups)
+        raise ConfigError(f"train.best_metric = {train.best_metric!r} is of no set that there is. Allowed: {allowed}.")
 
 
 def check_data(task: Task, train: TrainConfig, scaling: ScalingConfig) -> DataPlan:
