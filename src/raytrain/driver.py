@@ -105,8 +105,15 @@ class Driver:
         collector = Collector(trackers, history=self._history)
         status: Status = "FAILED"
         error: str | None = None
+
+        def deliver(report: Report) -> None:
+            if any(event.kind == "resumed" for event in report.events):
+                # Workers that died took rows with them that were on their way; the checkpoint's history has them.
+                collector.put(Report(tuple(read(self._folder))))
+            collector.put(report)
+
         try:
-            yield collector.put
+            yield deliver
             status = "KILLED" if self._watch.stopped else "FINISHED"
         except KeyboardInterrupt:
             status, error = "KILLED", "interrupted"

@@ -20,6 +20,7 @@ from raytrain.report import Report
 from raytrain.runtime import StopFlag
 from raytrain.work import Job
 
+_DEAD = {"WorkerHealthCheckFailedError", "RayActorError", "ActorDiedError", "ActorUnavailableError"}
 _POLL_S = "0.5"  # Ray's default of 2 s delays the end of a run and the notice of a failure by as much
 
 
@@ -193,7 +194,7 @@ def check_resources(scaling: ScalingConfig) -> None:
 
 def _autoscales() -> bool:
     """Whether an autoscaler may add nodes: only then has the cluster a configuration of node groups."""
-    state = importlib.import_module("ray._private.state")
+    state = importlib.import_module("ray._private.state").state
     return state.get_max_resources_from_cluster_config() is not None
 
 
@@ -233,11 +234,10 @@ def _cause(error: Exception, said: Sequence[tuple[bool, str]]) -> str:
     for secondary, text in said:
         if not secondary:
             return text
-    dead = {
-        rank: failure
-        for rank, failure in getattr(error, "worker_failures", {}).items()
-        if "ActorDied" in type(failure).__name__ or "Actor" in type(failure).__name__
-    }
+    failures: Mapping[int, Exception] = getattr(error, "worker_failures", {})
+    dead = [
+        rank for rank, failure in failures.items() if _DEAD & {type(failure).__name__, type(failure.__cause__).__name__}
+    ]
     if dead:
         ranks = ", ".join(f"rank {rank}" for rank in sorted(dead))
         return (
