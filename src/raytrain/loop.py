@@ -129,6 +129,7 @@ def train_step(task: Task, session: Session, parts: Parts, batch: Batch) -> None
 def evaluate(task: Task, session: Session, parts: Parts, peers: Peers) -> bool:
     """Evaluate on every named set; whether the metric that counts is a new best."""
     model = parts.eval_model
+    scores: dict[str, float] = {}
     for name, loader in parts.eval_loaders.items():
         metrics = task.metrics()
 
@@ -139,9 +140,9 @@ def evaluate(task: Task, session: Session, parts: Parts, peers: Peers) -> bool:
                     task.update_metrics(metrics, model, batch.data)
             return {"loss": loss.value, **loss.metrics}
 
-        session.evaluate(values_of, loader, name, model=model)
-        if metrics:
-            session.add_row({f"{name}/{key}": value for key, value in merged(metrics, peers).items()})
+        scores |= session.evaluate(values_of, loader, name, model=model, log=False)
+        scores |= {f"{name}/{key}": value for key, value in (merged(metrics, peers) if metrics else {}).items()}
+    session.add_row(scores)
     return parts.best.update(session.step, session.last)
 
 

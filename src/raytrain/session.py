@@ -187,6 +187,7 @@ class Session:
         loader: EvalLoader,
         name: str = "val",
         model: nn.Module | None = None,
+        log: bool = True,
     ) -> dict[str, float]:
         """Exact means over all samples of all ranks: the same bits on any number of workers.
 
@@ -195,9 +196,10 @@ class Session:
             loader: From ``prepare_eval``.
             name: Group of the metrics.
             model: What is evaluated, when it is not among the prepared models (an averaged copy).
+            log: Make a row of the values; otherwise the caller does, with ``add_row``.
 
         Returns:
-            ``name/key`` to mean, and ``name/samples``: on all ranks; they are logged as well.
+            ``name/key`` to mean, and ``name/samples``, on all ranks.
         """
         self._close_step()
         self.flush()
@@ -209,7 +211,8 @@ class Session:
             ]
         means = exact_means(rows, self._peers)
         values = {f"{name}/{key}": value for key, value in means.items()}
-        self.add_row(values)
+        if log:
+            self.add_row(values)
         self._restart_step_clock()
         return values
 
