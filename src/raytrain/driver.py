@@ -25,6 +25,8 @@ from raytrain.task import Task
 from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo, Status, Tracker
 from raytrain.work import Job
 
+_LIMITS = ("train.epochs", "train.steps", "train.time")
+
 
 class Driver:
     """One start of one run.
@@ -70,7 +72,10 @@ class Driver:
         before, total = self._before, self._findings.total_steps
         if before is None or before.status != "FINISHED":
             return None
-        if total is not None and before.step < total and not before.stopped_early:
+        if before.facts.keys() and any(before.facts.get(k) != self._facts.get(k) for k in _LIMITS):
+            if total is None or before.step < total:
+                return None  # it was made longer
+        elif total is not None and before.step < total and not before.stopped_early:
             return None
         print(
             f"run {before.name!r} is already complete: {before.step} optimizer steps. More train.epochs go on with it; "

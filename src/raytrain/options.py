@@ -215,7 +215,7 @@ def _refuse_unknown(argv: Sequence[str], names: Sequence[str]) -> None:
         if argument.startswith("--") and len(argument) > 2:
             name = argument[2:].partition("=")[0]
             if not _is_known(name, options):
-                raise ConfigError(f"unknown option --{name}{_nearest(name, options, '--')}. See --help.")
+                raise ConfigError(f"unknown option --{name}{_nearest(name, options, '--')} See --help for all.")
 
 
 def _is_known(name: str, names: Sequence[str]) -> bool:
@@ -228,7 +228,7 @@ def _nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
     by_tail = difflib.get_close_matches(tail, [n.rsplit(".", 1)[-1] for n in names], n=1, cutoff=0.75)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     close = close or [n for n in names if by_tail and n.rsplit(".", 1)[-1] == by_tail[0]][:1]
-    return f"; did you mean {prefix}{close[0]}?" if close else ""
+    return f"; did you mean {prefix}{close[0]}?" if close else "."
 
 
 def _readable(text: str, names: Sequence[str]) -> str:
@@ -272,7 +272,9 @@ def _refuse_unknown_keys(values: Mapping[str, Any], prefix: str, names: Sequence
         elif name in groups and name not in names:
             raise ConfigError(f"--config {path}: {name} is a group of settings, not {value!r}.")
         elif not _is_known(name, names):
-            raise ConfigError(f"--config {path}: unknown key {name}{_nearest(name, [*names, *groups])}. See --help.")
+            raise ConfigError(
+                f"--config {path}: unknown key {name}{_nearest(name, [*names, *groups])} See --help for all."
+            )
 
 
 # -- saving -----------------------------------------------------------------------------------------------------------

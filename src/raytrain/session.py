@@ -138,8 +138,9 @@ class Session:
         """
         self._keeper.register(parts, self.device)
 
-    def epochs(self, num_epochs: int) -> Iterator[int]:
-        """The epochs from where the run stands up to ``num_epochs``."""
+    def epochs(self, num_epochs: int | None = None) -> Iterator[int]:
+        """The epochs from where the run stands up to ``num_epochs`` (None: ``train.epochs``, or 1)."""
+        num_epochs = num_epochs or self.config.epochs or 1
         while self._cursor.epoch < num_epochs and not self._stopping:
             epoch = self._cursor.epoch
             yield epoch
