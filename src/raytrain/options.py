@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
+from contextvars import ContextVar
 from dataclasses import dataclass
 from enum import Enum
 from io import StringIO
@@ -62,16 +63,7 @@ def main(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> None:
 def run_command(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> int:
     """As ``main``; gives the exit code back."""
     try:
-        options = parse(job, argv, **defaults)
-        from raytrain.launch import fit
-        from raytrain.summary import summary
-
-        result = fit(
-            options.task, train=options.train, scaling=options.scaling, run=options.run, tracking=options.tracking
-        )
-        if os.environ.get("RANK", "0") == "0":
-            print(summary(result), end="", flush=True)
-        return DONE if result.status == "finished" else STOPPED
+        return (action.get() or _train)(parse(job, argv, **defaults))
     except (ConfigError, DataError, StorageError, TrackingError) as error:
         print(f"raytrain: error: {error}", file=sys.stderr, flush=True)
         return BAD_CONFIG
@@ -84,6 +76,20 @@ def run_command(job: Job, argv: Sequence[str] | None = None, **defaults: Any) ->
     except Exception:
         traceback.print_exc()
         return FAILED
+
+
+def _train(options: Options) -> int:
+    from raytrain.launch import fit
+    from raytrain.summary import summary
+
+    result = fit(options.task, train=options.train, scaling=options.scaling, run=options.run, tracking=options.tracking)
+    if os.environ.get("RANK", "0") == "0":
+        print(summary(result), end="", flush=True)
+    return DONE if result.status == "finished" else STOPPED
+
+
+# What ``main`` does with the settings of a job; the ``raytrain`` command sets others than training.
+action: ContextVar[Callable[[Options], int] | None] = ContextVar("action", default=None)
 
 
 def parse(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> Options:

@@ -1,0 +1,5 @@
+"""``python -m raytrain``."""
+
+from raytrain.cli import main
+
+main()
