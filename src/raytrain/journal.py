@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from raytrain.errors import RaytrainError
 from raytrain.meter import Means, Meter
@@ -31,8 +31,7 @@ class Agreed:
     clock_s: float
 
 
-@dataclass(frozen=True)
-class _StepEnd:
+class _StepEnd(NamedTuple):
     step: int
     epoch: float
     epoch_ends: bool
@@ -74,7 +73,10 @@ class Journal:
     def end_step(self, step: int, epoch: float, epoch_ends: bool, num_rows: int) -> None:
         """Close the step under way. ``num_rows`` are the samples of the whole global batch."""
         self._meter.end_step()
-        self._ends.append(_StepEnd(step, epoch, epoch_ends, num_rows, dict(self._constants)))
+        shown = step % self._log_every == 0
+        self._ends.append(
+            _StepEnd(step, epoch, epoch_ends, num_rows, dict(self._constants) if shown else self._constants)
+        )
 
     def full(self) -> bool:
         """Whether the window that all ranks agreed on is over."""

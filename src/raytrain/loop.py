@@ -21,7 +21,7 @@ from raytrain.peers import Peers
 from raytrain.schedules import named_schedule, scale_lr
 from raytrain.session import Session, move_batch
 from raytrain.task import LoopTask, Task
-from raytrain.weighted import Value, read_loss
+from raytrain.weighted import Value, detached, read_loss
 
 
 @dataclass
@@ -112,8 +112,9 @@ def train_step(task: Task, session: Session, parts: Parts, batch: Batch) -> None
         with step.autocast():
             loss = read_loss(task.loss(parts.model, batch.data), batch.num_rows)
         step.backward(loss, batch)
-    session.log({"train/loss": loss.value, **{f"train/{name}": value for name, value in loss.metrics.items()}})
+    values = {"train/loss": detached(loss.value), **{f"train/{name}": value for name, value in loss.metrics.items()}}
     if not batch.is_last:
+        session.log_values(values)
         return
     norm, made = step.apply()
     session.constant("train/lr", parts.optimizer.param_groups[0]["lr"])
@@ -121,9 +122,10 @@ def train_step(task: Task, session: Session, parts: Parts, batch: Batch) -> None
         parts.schedule.step()
     if made and parts.ema is not None:
         parts.ema.update()
-    session.log({"train/grad_norm": Value(norm, 1.0)})
+    values["train/grad_norm"] = Value(norm, 1.0)
     if not made:
-        session.log({"train/skipped_steps": Value(1.0, 1.0)})
+        values["train/skipped_steps"] = Value(1.0, 1.0)
+    session.log_values(values)
 
 
 def evaluate(task: Task, session: Session, parts: Parts, peers: Peers) -> bool:

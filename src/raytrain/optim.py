@@ -8,6 +8,7 @@ brought to the samples' scale first and to its true weight after the last backwa
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -48,6 +49,7 @@ class ExactStep:
         self._peers = peers
         self._device = device
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._alike = len({(p.dtype, p.device) for p in self._parameters}) == 1
         self._check_unused = self._ddp is not None and not config.ddp.get("find_unused_parameters", False)
         self._dtype = _DTYPES.get(config.precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
@@ -115,10 +117,19 @@ class ExactStep:
         gradients = [p.grad for p in self._parameters if p.grad is not None]
         if total_weight is not None and total_weight > 0:
             torch._foreach_mul_(gradients, self._global_rows / total_weight)
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = self._norm(gradients)
         if total_weight == 0:
             return norm, False  # no token anywhere: there is nothing to learn from this batch
         return norm, self._step(norm, gradients)
+
+    def _norm(self, gradients: list[torch.Tensor]) -> torch.Tensor:
+        if not gradients:
+            return torch.zeros(())
+        if not self._alike:
+            return torch.nn.utils.get_total_norm(gradients)
+        # The same without the sorting by device and dtype, which costs more than the norm of a small model.
+        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        return norm
 
     def _step(self, norm: torch.Tensor, gradients: Sequence[torch.Tensor]) -> bool:
         if not self.scaler.is_enabled() and not self._finite(norm):
@@ -147,7 +158,7 @@ class ExactStep:
 
     def _finite(self, norm: torch.Tensor) -> bool:
         # The gradient is the same on all ranks after the all-reduce, and so is this decision.
-        if bool(torch.isfinite(norm)):
+        if math.isfinite(norm.item()):
             return True
         if self._config.nan_policy == "stop":
             self._raise_non_finite(norm)

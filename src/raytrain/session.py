@@ -172,7 +172,11 @@ class Session:
             values: By name (``group/name``): ``(sum, weight)``, a ``Value``, or a mean over ``num_rows`` samples.
             num_rows: What plain numbers are means over.
         """
-        self._the_journal().log(read_values(values, num_rows))
+        self.log_values(read_values(values, num_rows))
+
+    def log_values(self, values: Mapping[str, Value]) -> None:
+        """As ``log``, for what is read and detached already."""
+        self._the_journal().log(values)
 
     def constant(self, name: str, value: float) -> None:
         """A value that is the same on all ranks, such as the learning rate."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from raytrain.data.order import Indices
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -54,7 +56,7 @@ class Slot:
         rank: The rank that fetches; with the place it names the random streams of the fetch.
     """
 
-    indices: list[int]
+    indices: list[int] | Indices
     epoch: int
     index: int
     micro: int

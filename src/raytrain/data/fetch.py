@@ -6,11 +6,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Subset, TensorDataset, default_collate
 
 from raytrain.data.batch import Slot
-from raytrain.data.randomness import fetching, set_current_sample
+from raytrain.data.order import Indices
+from raytrain.data.randomness import current, fetching
 from raytrain.errors import DataError
 
 
@@ -28,21 +30,23 @@ class Fetcher:
     def __getitems__(self, slot: Slot) -> tuple[Slot, list[Any]]:
         """The samples of a slot."""
         with fetching(self._seed, slot.epoch, slot.index, slot.rank, slot.micro):
-            if self._by_batch:
-                return slot, self._dataset.__getitems__(slot.indices)
-            return slot, [self._item(slot.epoch, sample) for sample in slot.indices]
+            indices = slot.indices if isinstance(slot.indices, list) else slot.indices.tolist()
+            return slot, self._dataset.__getitems__(indices) if self._by_batch else self._items(slot.epoch, indices)
 
-    def _item(self, epoch: int, sample: int) -> Any:
-        set_current_sample((self._seed, epoch, sample))
+    def _items(self, epoch: int, indices: list[int]) -> list[Any]:
+        dataset, seed, items, sample = self._dataset, self._seed, [], -1
         try:
-            return self._dataset[sample]
+            for sample in indices:  # the error below names it
+                current.place = (seed, epoch, sample)
+                items.append(dataset[sample])
+            return items
         except Exception as error:
             raise DataError(
-                f"sample {sample} of {type(self._dataset).__name__} failed: {type(error).__name__}: {error}\n"
+                f"sample {sample} of {type(dataset).__name__} failed: {type(error).__name__}: {error}\n"
                 f"{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
             ) from error
         finally:
-            set_current_sample(None)
+            current.place = None
 
 
 class Collate:
@@ -56,7 +60,7 @@ class Collate:
         return vars(slot), self._collate_fn(samples)  # plain values: pinning memory goes through them unharmed
 
 
-TensorFetch = Callable[[Sequence[int]], list[torch.Tensor]]
+TensorFetch = Callable[[Sequence[int] | Indices], list[torch.Tensor]]
 
 
 def tensor_fetch(dataset: Any, collate_fn: Callable[..., Any]) -> TensorFetch | None:
@@ -74,8 +78,8 @@ def tensor_fetch(dataset: Any, collate_fn: Callable[..., Any]) -> TensorFetch | 
         return None
     tensors = dataset.tensors
 
-    def fetch(indices: Sequence[int]) -> list[torch.Tensor]:
-        rows = torch.as_tensor(indices, dtype=torch.int64)
+    def fetch(indices: Sequence[int] | Indices) -> list[torch.Tensor]:
+        rows = torch.from_numpy(np.asarray(indices, dtype=np.int64))
         for subset in path:
             rows = subset.index_select(0, rows)
         return [tensor.index_select(0, rows.to(tensor.device)) for tensor in tensors]

@@ -69,7 +69,15 @@ class TrainLoader:
             first, last = share(stop - start, micro, num_micros)
             own = samples[start + first : start + last]
             yield Slot(
-                own or samples[:2], epoch, index, micro, num_micros, len(own), rows, self._world_size, self._rank
+                own if len(own) else samples[:2],
+                epoch,
+                index,
+                micro,
+                num_micros,
+                len(own),
+                rows,
+                self._world_size,
+                self._rank,
             )
 
 

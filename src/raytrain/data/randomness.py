@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -56,20 +57,24 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 @contextlib.contextmanager
 def apart(*place: int) -> Iterator[None]:
     """Random streams seeded by a place, for user code that samples or fetches; the model's streams stay untouched."""
-    kept = (torch.get_rng_state(), np.random.get_state(), random.getstate())
-    _seed_cpu_streams(key_of(*place))
-    try:
-        yield
-    finally:
-        torch.set_rng_state(kept[0])
-        np.random.set_state(kept[1])
-        random.setstate(kept[2])
-
-
-def _seed_cpu_streams(key: int) -> None:
+    key = key_of(*place)
+    torch_state, random_state = torch.get_rng_state(), random.getstate()
+    numpys_own = np.random.get_bit_generator()  # type: ignore[attr-defined]
+    np.random.set_bit_generator(_numpy_apart())  # type: ignore[attr-defined]  # its state is slow to copy, and fast to swap
     torch.default_generator.manual_seed(key >> 1)
     np.random.seed(key & 0xFFFFFFFF)
     random.seed(key)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        np.random.set_bit_generator(numpys_own)  # type: ignore[attr-defined]
+        random.setstate(random_state)
+
+
+@functools.cache
+def _numpy_apart() -> np.random.BitGenerator:
+    return np.random.MT19937(0)
 
 
 def fetching(seed: int, epoch: int, index: int, rank: int, micro: int) -> contextlib.AbstractContextManager[None]:
@@ -87,7 +92,13 @@ def sampler_generator(seed: int, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(key_of(_SAMPLER, seed, epoch) >> 1)
 
 
-_current: tuple[int, int, int] | None = None  # (seed, epoch, sample) of the item that is being fetched in this process
+class _Current:
+    """(seed, epoch, sample) of the item that is being fetched in this process."""
+
+    place: tuple[int, int, int] | None = None
+
+
+current = _Current()
 
 
 def sample_generator() -> torch.Generator:
@@ -98,15 +109,9 @@ def sample_generator() -> torch.Generator:
     Raises:
         DataError: It was called elsewhere.
     """
-    if _current is None:
+    if current.place is None:
         raise DataError(
             "sample_generator() works inside __getitem__ of a dataset that raytrain fetches item by item. In __getitems__ and "
             "collate functions there is no single sample: use torch's own streams, which are seeded per batch there."
         )
-    return torch.Generator().manual_seed(key_of(_SAMPLE, *_current) >> 1)
-
-
-def set_current_sample(sample: tuple[int, int, int] | None) -> None:
-    """Say which (seed, epoch, sample) is being fetched; None afterwards."""
-    global _current
-    _current = sample
+    return torch.Generator().manual_seed(key_of(_SAMPLE, *current.place) >> 1)

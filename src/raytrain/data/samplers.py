@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from raytrain.data.order import Order
+from raytrain.data.order import Indices, Order
 from raytrain.data.randomness import sampler_generator, sampling
 from raytrain.errors import DataError
 
@@ -25,7 +25,7 @@ class GlobalBatches(Protocol):
     def steps_per_epoch(self) -> int:
         """Global batches in an epoch."""
 
-    def samples(self, epoch: int, index: int) -> list[int]:
+    def samples(self, epoch: int, index: int) -> list[int] | Indices:
         """The samples of one global batch."""
 
 
@@ -40,12 +40,11 @@ class OrderedBatches:
         """Global batches in an epoch."""
         return self.num_rows // self.batch_size if self.drop_last else -(-self.num_rows // self.batch_size)
 
-    def samples(self, epoch: int, index: int) -> list[int]:
+    def samples(self, epoch: int, index: int) -> Indices:
         """The index-th slice of the epoch's order."""
         start = index * self.batch_size
         stop = min(start + self.batch_size, self.num_rows)
-        samples: list[int] = self._order.slice(epoch, start, stop).tolist()
-        return samples
+        return self._order.slice(epoch, start, stop)
 
 
 class SampledBatches:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -226,7 +227,8 @@ class MlflowTracker:
         """The one command, or address, to look at the run."""
         if self.uri.startswith("http"):
             return f"{without_secrets(self.uri)}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
-        return f"mlflow ui --backend-store-uri '{without_secrets(self.uri)}'"
+        command = Path(sys.executable).parent / "mlflow"  # of this environment, whether it is activated or not
+        return f"{command if command.exists() else 'mlflow'} ui --backend-store-uri '{without_secrets(self.uri)}'"
 
     def _tell(self, text: str) -> None:
         if text not in self._told:
