@@ -67,9 +67,10 @@ def drive(task: Task, options: Adopted, tracking: TrackingConfig) -> Result:
     if (done := driver.complete()) is not None:
         return done
     stop = StopFlag()
-    with driver.running() as deliver, stopping_on_signals(stop):
+    with driver.running() as deliver:
         if options.scaling.worker_range[1] == 0:
-            work(driver.job, LocalRuntime(deliver, stop, options.scaling.use_gpu))
+            with stopping_on_signals(stop):
+                work(driver.job, LocalRuntime(deliver, stop, options.scaling.use_gpu))
         else:
             from raytrain.ray_launch import train_on_ray
 

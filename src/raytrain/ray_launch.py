@@ -18,6 +18,7 @@ from raytrain.errors import ConfigError, RaytrainError, WorkerError
 from raytrain.mailbox import Mailbox, forward_to
 from raytrain.report import Report
 from raytrain.runtime import StopFlag
+from raytrain.signals import stopping_on_signals
 from raytrain.work import Job
 
 _DEAD = {"WorkerHealthCheckFailedError", "RayActorError", "ActorDiedError", "ActorUnavailableError"}
@@ -46,11 +47,30 @@ def train_on_ray(
             ray.get_runtime_context().get_node_id(), soft=False
         )
         mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=node).remote()
-        with listening(mailbox, deliver, stop):
+        # Only now: ray.init sets signal handlers of its own.
+        with listening(mailbox, deliver, stop), stopping_on_signals(stop):
             try:
-                trainer(job, scaling, run, mailbox, callbacks).fit()
+                _aside(trainer(job, scaling, run, mailbox, callbacks).fit)
             except Exception as error:
                 raise WorkerError(_cause(error, ray.get(mailbox.failures.remote()))) from None
+
+
+def _aside(work: Callable[[], Any]) -> None:
+    """Do it on a thread, so that the main thread is free for signals: Ray Train's own handler would end at once on Ctrl-C."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="raytrain-fit", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)
+    if failures:
+        raise failures[0]
 
 
 def trainer(job: Job, scaling: ScalingConfig, run: RunConfig, mailbox: Any, callbacks: Sequence[Any]) -> Any:

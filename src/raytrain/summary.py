@@ -7,8 +7,8 @@ from raytrain.result import Result
 
 def summary(result: Result) -> str:
     """A few lines for a person."""
-    state = "finished" if result.status == "finished" else "stopped; the same command goes on with it"
-    lines = [f"{result.name}: {state} after {result.step} optimizer steps"]
+    again = "" if result.status == "finished" else "; the same command goes on with it"
+    lines = [f"{result.name}: {result.status} after {result.step} optimizer steps{again}"]
     shown = {k: v for k, v in result.metrics.items() if not k.startswith(("time/", "rank/", "system/")) and _shown(k)}
     if shown:
         lines.append("  last   " + "  ".join(f"{name} {value:.4g}" for name, value in sorted(shown.items())))
