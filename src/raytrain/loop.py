@@ -19,7 +19,8 @@ from raytrain.metrics import merged
 from raytrain.optim import Ema, ExactStep, bare
 from raytrain.peers import Peers
 from raytrain.schedules import named_schedule, scale_lr
-from raytrain.session import Session, move_batch
+from raytrain.session import Session
+from raytrain.stream import move_batch
 from raytrain.task import LoopTask, Task
 from raytrain.weighted import Value, detached, read_loss
 

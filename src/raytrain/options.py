@@ -6,7 +6,6 @@ Parsed by jsonargparse (YAML, dotted flags, typed values); what is added here: n
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import os
 import sys
@@ -26,9 +25,9 @@ from raytrain import yamlfile
 from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
 from raytrain.errors import ConfigError, DataError, RaytrainError, StorageError, TrackingError
 from raytrain.fieldhelp import field_help
+from raytrain.optionnames import GROUPS, checked_files, names_in, readable, refuse_unknown, underscored
 from raytrain.task import LoopTask, Task
 
-GROUPS = {"train": TrainConfig, "scaling": ScalingConfig, "run": RunConfig, "tracking": TrackingConfig}
 DONE, FAILED, BAD_CONFIG, STOPPED, INTERRUPTED = 0, 1, 2, 4, 130
 
 
@@ -100,10 +99,10 @@ def parse(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> Optio
     """
     from jsonargparse import Namespace
 
-    given = [_underscored(a) for a in (sys.argv[1:] if argv is None else argv)]
+    given = [underscored(a) for a in (sys.argv[1:] if argv is None else argv)]
     names = known_names(job)
-    _refuse_unknown(given, names)
-    given = _checked_files(given, names)
+    refuse_unknown(given, names)
+    given = checked_files(given, names)
     parser = _parser(job, defaults)
     shown, text = StringIO(), ""
     try:
@@ -119,7 +118,7 @@ def parse(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> Optio
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
     if text:
-        raise ConfigError(_readable(text, names))
+        raise ConfigError(readable(text, names))
     groups = {name: made.get(name) or cls() for name, cls in GROUPS.items()}
     return Options(_task(job, made.get("task")), **groups)
 
@@ -188,99 +187,10 @@ def _fields(value: Any) -> dict[str, Any]:
     return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
 
 
-# -- names ------------------------------------------------------------------------------------------------------------
-
-
 def known_names(job: Job) -> list[str]:
     """All dotted names that a job knows."""
     groups = {**({"task": task} if (task := _task_type(job)) is not None else {}), **GROUPS}
-    return [name for group, cls in groups.items() for name in _names_in(group, cls)]
-
-
-def _names_in(prefix: str, cls: Any) -> list[str]:
-    names = []
-    hints = get_type_hints(cls)
-    for field in dataclasses.fields(cls):
-        names.append(f"{prefix}.{field.name}")
-        if dataclasses.is_dataclass(hints.get(field.name)):
-            names += _names_in(names[-1], hints[field.name])
-    return names
-
-
-def _underscored(argument: str) -> str:
-    """``--scaling.num-workers=2`` is ``--scaling.num_workers=2``; values stay as they are."""
-    if not argument.startswith("--"):
-        return argument
-    name, sep, value = argument[2:].partition("=")
-    return f"--{name.replace('-', '_')}{sep}{value}"
-
-
-def _refuse_unknown(argv: Sequence[str], names: Sequence[str]) -> None:
-    options = ["config", "help", "print_config", *names]
-    for argument in argv:
-        if argument.startswith("--") and len(argument) > 2:
-            name = argument[2:].partition("=")[0]
-            if not _is_known(name, options):
-                raise ConfigError(f"unknown option --{name}{_nearest(name, options, '--')} See --help for all.")
-
-
-def _is_known(name: str, names: Sequence[str]) -> bool:
-    # Below a mapping, such as train.ddp.find_unused_parameters, any name goes.
-    return name in names or any(name.startswith(f"{known}.") for known in names) or name in GROUPS or name == "task"
-
-
-def _nearest(name: str, names: Sequence[str], prefix: str = "") -> str:
-    tail = name.rsplit(".", 1)[-1]
-    by_tail = difflib.get_close_matches(tail, [n.rsplit(".", 1)[-1] for n in names], n=1, cutoff=0.75)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    close = close or [n for n in names if by_tail and n.rsplit(".", 1)[-1] == by_tail[0]][:1]
-    return f"; did you mean {prefix}{close[0]}?" if close else "."
-
-
-def _readable(text: str, names: Sequence[str]) -> str:
-    """The parser's complaint without its usage lines, with the nearest name where one is unknown."""
-    text = text.strip()
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("usage:", "tip:"))]
-    start = next((i for i, line in enumerate(lines) if "error:" in line), 0)
-    text = " ".join(line.strip() for line in lines[start:])
-    text = text.split("error:", 1)[-1].strip() if "error:" in text else text
-    for quote in ("'", '"', "`"):
-        for word in text.split(quote)[1::2]:
-            if "." not in word and " " in word:
-                continue
-            if not _is_known(word, names) and ("not found" in text or "not accepted" in text or "not expected" in text):
-                return f"{text}{_nearest(word, names)}"
-    return text
-
-
-def _checked_files(argv: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The arguments, their config files looked through for unknown names; empty files are left out."""
-    kept: list[str] = []
-    rest = iter(argv)
-    for argument in rest:
-        if argument.partition("=")[0] != "--config":
-            kept.append(argument)
-            continue
-        path = argument.partition("=")[2] or next(rest, "")
-        values = yamlfile.read(path)
-        _refuse_unknown_keys(values, "", names, path)
-        if values:
-            kept += ["--config", path]
-    return kept
-
-
-def _refuse_unknown_keys(values: Mapping[str, Any], prefix: str, names: Sequence[str], path: str) -> None:
-    groups = {name.rpartition(".")[0] for name in names} | set(GROUPS)
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        if name in groups and isinstance(value, Mapping):
-            _refuse_unknown_keys(value, f"{name}.", names, path)
-        elif name in groups and name not in names:
-            raise ConfigError(f"--config {path}: {name} is a group of settings, not {value!r}.")
-        elif not _is_known(name, names):
-            raise ConfigError(
-                f"--config {path}: unknown key {name}{_nearest(name, [*names, *groups])} See --help for all."
-            )
+    return [name for group, cls in groups.items() for name in names_in(group, cls)]
 
 
 # -- saving -----------------------------------------------------------------------------------------------------------

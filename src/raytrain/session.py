@@ -9,21 +9,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import nn
 
 from raytrain.cadence import Cadence, Limit
 from raytrain.config import TrainConfig
-from raytrain.data import Batch, EvalLoader, TrainLoader, eval_loader, move, seed_everything, train_loader
+from raytrain.data import Batch, EvalLoader, TrainLoader, eval_loader, seed_everything, train_loader
 from raytrain.durations import Duration
-from raytrain.errors import RaytrainError
 from raytrain.evaluation import evaluating, exact_means
 from raytrain.journal import Journal
-from raytrain.keeper import Cursor, Keeper
+from raytrain.keeper import Keeper
 from raytrain.optim import bare, prepare_for_training
 from raytrain.peers import Peers
 from raytrain.report import Row
 from raytrain.runtime import Runtime
+from raytrain.stream import Stream, move_batch
 from raytrain.weighted import Value, read_values
 
 _DDP_DEFAULTS = {"gradient_as_bucket_view": True}  # the gradients live in the buckets: one copy less per step
@@ -49,7 +48,7 @@ class Session:
         self._cursor = keeper.cursor
         self._models: list[nn.Module] = []
         self._journal: Journal | None = None
-        self._stream: _Stream | None = None
+        self._stream: Stream | None = None
         self._open: Batch | None = None
         self._stopping = False
         self._clock_s = self._cursor.elapsed_s
@@ -278,7 +277,7 @@ class Session:
             self._keeper.restore_journal(self._journal)
         return self._journal
 
-    def _stream_of(self, loader: TrainLoader) -> _Stream:
+    def _stream_of(self, loader: TrainLoader) -> Stream:
         self._the_journal(loader)
         stream = self._stream
         if stream is None or not stream.stands_at(loader, self._cursor):
@@ -286,7 +285,7 @@ class Session:
                 stream.close()
             elif not self._keeper.restore_rng():
                 seed_everything(self.config.seed, self.rank)
-            self._stream = stream = _Stream(loader, self._cursor, self.device)
+            self._stream = stream = Stream(loader, self._cursor, self.device)
             self._restart_step_clock()
         return stream
 
@@ -313,36 +312,3 @@ class Session:
     def _epoch_fraction(self) -> float:
         steps = self._stream.steps_in(self._cursor.epoch) if self._stream and self._cursor.index else 1
         return self._cursor.epoch + self._cursor.index / steps
-
-
-class _Stream:
-    """The endless batches of one loader, with the position of the next one."""
-
-    def __init__(self, loader: TrainLoader, cursor: Cursor, device: torch.device) -> None:
-        self._loader = loader
-        self._device = device
-        self._next = (cursor.epoch, cursor.index)
-        self._batches = loader.batches(cursor.epoch, cursor.index)
-
-    def stands_at(self, loader: TrainLoader, cursor: Cursor) -> bool:
-        return loader is self._loader and self._next == (cursor.epoch, cursor.index)
-
-    def next(self) -> Batch:
-        batch = next(self._batches, None)
-        if batch is None:
-            raise RaytrainError("the training data ended inside an epoch; its length must not change during the run.")
-        if batch.is_last:
-            ends = batch.index + 1 == self.steps_in(batch.epoch)
-            self._next = (batch.epoch + 1, 0) if ends else (batch.epoch, batch.index + 1)
-        return move_batch(batch, self._device)
-
-    def steps_in(self, epoch: int) -> int:
-        return self._loader.steps_per_epoch
-
-    def close(self) -> None:
-        self._loader.close()
-
-
-def move_batch(batch: Batch, device: torch.device) -> Batch:
-    """The same batch with its data on the device; nothing to do on a CPU."""
-    return batch if device.type == "cpu" else batch.with_data(move(batch.data, device, non_blocking=True))

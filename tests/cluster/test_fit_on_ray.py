@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module", autouse=True)
 def ray_with_two_cpus() -> Iterator[None]:
     """One Ray for all tests here, started and ended as raytrain does it itself."""
-    from raytrain.ray_launch import ray_running
+    from raytrain.ray_connection import ray_running
 
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
