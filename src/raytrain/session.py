@@ -112,6 +112,7 @@ class Session:
             world_size=self.world_size,
             loader_workers=config.loader_workers,
         )
+        loader.adopt(self._runtime.adopt_loader)
         self._peers.same_on_all("the training data (samples, batch size, steps per epoch)", loader.plan)
         return loader
 

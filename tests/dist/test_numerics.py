@@ -23,7 +23,7 @@ from raytrain.optim import ExactStep, bare
 from raytrain.peers import Peers
 from raytrain.weighted import Value, read_loss
 from tests.dist.spawn import run_ranks
-from tests.dist.toy import Toy, assert_equal_weights, plain_loop, rows, series, train_here
+from tests.dist.toy import Toy, assert_equal_weights, network, plain_loop, rows, series, train_here
 
 pytestmark = pytest.mark.dist
 
@@ -205,28 +205,37 @@ def steps_and_reduces(folder: str) -> dict[str, Any]:
     from raytrain import loop
 
     counter: list[CountsReduces] = []
+    kept: list[Any] = []
     build = loop.build
 
     def counting(*args: Any) -> Any:
         parts = build(*args)
-        counter.append(CountsReduces(parts.model))
+        kept.append(parts)
+        if dist.get_world_size() > 1:
+            counter.append(CountsReduces(parts.model))
         return parts
 
     loop.build = counting
     config = TrainConfig(epochs=2, batch_size=4, accumulate=2, log_every="1st", schedule="linear")
     outcome = train_here(Toy(num_rows=24, optimizer_name="sgd"), config, folder)
+    models = Peers().gather_objects(bare(kept[0].model).state_dict())
+    assert all(torch.equal(models[0][name], tensor) for model in models for name, tensor in model.items())
+    fresh = network()
+    fresh.load_state_dict(outcome.weights)  # case C7: plain names, strict
     return {
-        "reduces": counter[0].count,
+        "reduces": counter[0].count if counter else None,
         "steps": [step for step, _ in series(outcome, "train/loss")],
         "epochs": [row.epoch for row in outcome.rows if "train/loss" in row.values],
         "lr": [value for _, value in series(outcome, "train/lr")],
     }
 
 
-@pytest.mark.parametrize("world_size", [2])
-def test_one_reduce_one_schedule_step_and_one_row_per_optimizer_step(world_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_one_reduce_one_schedule_step_and_one_row_per_optimizer_step(  # cases B6, G4, G6
+    world_size: int, tmp_path: Path
+) -> None:
     result = run_ranks(world_size, steps_and_reduces, str(tmp_path))[0]
-    assert result["reduces"] == 12
+    assert result["reduces"] == (12 if world_size > 1 else None)
     assert result["steps"] == list(range(1, 13))
     assert result["epochs"] == pytest.approx([k / 6 for k in range(1, 13)])
     assert result["lr"] == pytest.approx([0.05 * (1 - k / 12) for k in range(12)])

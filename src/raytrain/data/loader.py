@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -47,8 +47,13 @@ class TrainLoader:
 
     @property
     def inner(self) -> DataLoader[Any] | None:
-        """torch's loader when there is one."""
+        """torch's loader, when there are loader processes."""
         return self._engine.inner
+
+    def adopt(self, adopted_by: Callable[[DataLoader[Any]], DataLoader[Any]]) -> None:
+        """Let the surroundings see torch's loader, whose sampling is settled, before its first batch."""
+        if self._engine.inner is not None:
+            self._engine.inner = adopted_by(self._engine.inner)
 
     def _slots(self, epoch: int, index: int, stop: int | None) -> Iterator[Slot]:
         while stop is None or stop > 0:
