@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: train test lint docs clean
+.PHONY: train test test-lowest lint clean
 
 train: $(READY)
 	$(BIN)/python jobs/digits.py --scaling.num_workers 2
@@ -20,6 +20,12 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $(READY)
+
+# Unit and two-process tests on the lowest versions of the dependencies (its torch is a large CUDA build).
+test-lowest:
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-lowest.txt -e '.[test]'
+	.venv-lowest/bin/python -m pytest tests/unit tests/dist
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -75,6 +75,7 @@ def main() -> None:
             torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, file)
     if writer is not None:
         writer.close()
+    dist.barrier()  # leave together: gloo may abort a rank whose peer is gone
     dist.destroy_process_group()
 
 

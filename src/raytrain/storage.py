@@ -123,7 +123,7 @@ class Storage:
             elif kind != fs.FileType.NotFound:
                 self.filesystem.delete_file(path)
 
-        with self._told("delete", name):
+        with self._told("delete", name), contextlib.suppress(FileNotFoundError):
             self._retried(delete)
 
     def check_writable(self) -> None:

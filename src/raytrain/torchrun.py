@@ -37,6 +37,7 @@ def process_group(use_gpu: bool) -> Iterator[None]:
     dist.init_process_group("nccl" if use_gpu else "gloo")
     try:
         yield
+        dist.barrier()  # a rank that leaves while another still talks to it may abort in gloo's threads
     finally:
         dist.destroy_process_group()
 

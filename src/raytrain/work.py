@@ -68,6 +68,8 @@ def work(job: Job, runtime: Runtime) -> None:
         session.close()
     except Exception as error:
         raise failure(error, runtime.placement.rank, keeper.cursor.step) from error
+    finally:
+        keeper.wait()  # a checkpoint that is under way is finished, also when the run has failed
 
 
 def failure(error: BaseException, rank: int, step: int) -> WorkerError:
