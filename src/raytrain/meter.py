@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,11 +101,6 @@ class Means:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint's values."""
         self._sums = {name: [float(v) for v in pair] for name, pair in state.items()}
-
-
-def fingerprint(names: Iterable[str]) -> str:
-    """A short hash of names, to compare them between ranks."""
-    return hashlib.sha256("\0".join(names).encode()).hexdigest()[:16]
 
 
 def _read(steps: list[list[tuple[str, Value]]]) -> list[Sums]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 from io import StringIO
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import yaml
 
@@ -25,7 +25,17 @@ from raytrain import yamlfile
 from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
 from raytrain.errors import ConfigError, DataError, RaytrainError, StorageError, TrackingError
 from raytrain.fieldhelp import field_help
-from raytrain.optionnames import GROUPS, checked_files, names_in, readable, refuse_unknown, underscored
+from raytrain.optionnames import (
+    GROUPS,
+    Job,
+    checked_files,
+    names_in,
+    names_of,
+    readable,
+    refuse_unknown,
+    task_type,
+    tidy,
+)
 from raytrain.task import LoopTask, Task
 
 DONE, FAILED, BAD_CONFIG, STOPPED, INTERRUPTED = 0, 1, 2, 4, 130
@@ -40,9 +50,6 @@ class Options:
     scaling: ScalingConfig
     run: RunConfig
     tracking: TrackingConfig
-
-
-Job = type[Task] | Callable[..., None]
 
 
 def main(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> None:
@@ -99,8 +106,8 @@ def parse(job: Job, argv: Sequence[str] | None = None, **defaults: Any) -> Optio
     """
     from jsonargparse import Namespace
 
-    given = [underscored(a) for a in (sys.argv[1:] if argv is None else argv)]
-    names = known_names(job)
+    names = names_of(job)
+    given = tidy(sys.argv[1:] if argv is None else argv, names)
     refuse_unknown(given, names)
     given = checked_files(given, names)
     parser = _parser(job, defaults)
@@ -130,13 +137,14 @@ def _parser(job: Job, defaults: Mapping[str, Any]) -> Any:
     jsonargparse.set_dumper("raytrain", yamlfile.dump)
     parser = jsonargparse.ArgumentParser(
         prog=Path(sys.argv[0]).name,
+        usage="%(prog)s [--config RUN.yaml] [--GROUP.NAME VALUE ...] [--print-config]",
         description=inspect.getdoc(job),
         default_env=False,
         exit_on_error=True,
         parser_mode="raytrain",
     )
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags win over it")
-    task = _task_type(job)
+    task = task_type(job)
     if task is not None:
         parser.add_class_arguments(task, "task", fail_untyped=False)
         _add_help(parser, "task", task)
@@ -150,21 +158,6 @@ def _parser(job: Job, defaults: Mapping[str, Any]) -> Any:
     return parser
 
 
-def _task_type(job: Job) -> Any:
-    """The dataclass whose fields are the ``task`` flags, or None."""
-    if isinstance(job, type):
-        return job if dataclasses.is_dataclass(job) and dataclasses.fields(job) else None
-    parameters = list(inspect.signature(job).parameters)
-    if len(parameters) < 2:
-        return None
-    config = get_type_hints(job).get(parameters[1])
-    if not dataclasses.is_dataclass(config):
-        raise ConfigError(
-            f"{job.__name__}(session, {parameters[1]}): give the second argument a dataclass as its type; its fields become flags."
-        )
-    return config
-
-
 def _task(job: Job, made: Any) -> Task:
     if not isinstance(job, type):
         return LoopTask(job, made)
@@ -176,21 +169,22 @@ def _task(job: Job, made: Any) -> Task:
 
 
 def _add_help(parser: Any, group: str, cls: type) -> None:
-    texts = field_help(cls)
+    texts = {f"{group}.{name}": text for name, text in field_help(cls).items()}
+    for name, hint in names_in(group, cls).items():
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            texts |= {f"{name}.{inner}": text for inner, text in field_help(hint).items()}
     for action in parser._actions:
-        name = action.dest.removeprefix(f"{group}.")
-        if action.dest.startswith(f"{group}.") and name in texts:
-            action.help = texts[name].replace("%", "%%")
+        if action.dest in texts:
+            action.help = texts[action.dest]
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
 
 
 def known_names(job: Job) -> list[str]:
     """All dotted names that a job knows."""
-    groups = {**({"task": task} if (task := _task_type(job)) is not None else {}), **GROUPS}
-    return [name for group, cls in groups.items() for name in names_in(group, cls)]
+    return list(names_of(job))
 
 
 # -- saving -----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,13 @@ from raytrain.errors import ConfigError
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  # as PyYAML has it
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        # PyYAML keeps the last of two equal keys: half of a file with two ``train:`` groups would be lost without a word.
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in {key for key in keys if keys.count(key) > 1}:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
 
 class _Dumper(yaml.SafeDumper):
     pass
@@ -30,7 +37,9 @@ _CORE = {
 }
 for _name, (_pattern, _first) in _CORE.items():
     firsts = [None if c == "\0" else c for c in _first]
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), firsts)
+    # To the writer as well, on top of YAML 1.1: what either would read as a number is quoted when it is text.
+    for _class in (_Loader, _Dumper):
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), firsts)
 
 
 def _float(dumper: yaml.SafeDumper, value: float) -> yaml.Node:
@@ -60,7 +69,7 @@ def read(path: str) -> dict[str, Any]:
         ConfigError: It cannot be read, is no YAML or no mapping.
     """
     try:
-        values = load(Path(path).expanduser().read_text())
+        values = load(Path(path).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"--config {path}: {error.strerror or error}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -44,7 +44,7 @@ def _entry(rank: int, world_size: int, port: int, folder: str, fn: Callable[...,
         dist.destroy_process_group()
 
 
-def run_ranks(world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 50.0) -> list[Any]:
+def run_ranks(world_size: int, fn: Callable[..., Any], *args: Any, timeout_s: float = 100.0) -> list[Any]:
     """``fn(*args)`` on each rank of a fresh gloo group; the results by rank.
 
     ``fn`` must be a module-level function. With world size 1 it runs in one spawned process as well.

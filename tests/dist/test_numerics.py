@@ -25,7 +25,7 @@ from raytrain.weighted import Value, read_loss
 from tests.dist.spawn import run_ranks
 from tests.dist.toy import Toy, assert_equal_weights, network, plain_loop, rows, series, train_here
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
 
 class Weight(nn.Module):
@@ -378,9 +378,8 @@ class Toy32(Toy):
         return None
 
 
-@pytest.mark.timeout(90)
 def test_features_on_one_two_and_three_ranks(tmp_path: Path) -> None:
-    one, two, three = (run_ranks(n, features, str(tmp_path / str(n)), timeout_s=80)[0] for n in (1, 2, 3))
+    one, two, three = (run_ranks(n, features, str(tmp_path / str(n)))[0] for n in (1, 2, 3))
     for many in (two, three):
         assert [v for _, v in many["ema"][0]] == pytest.approx([v for _, v in one["ema"][0]], rel=1e-12)
         assert_equal_weights(many["ema"][1], one["ema"][1])
@@ -407,7 +406,7 @@ def unequal(folder: str) -> str:
 
 
 def test_data_of_unequal_length_is_refused_on_all_ranks_with_both_numbers(tmp_path: Path) -> None:  # case A3
-    for text in run_ranks(2, unequal, str(tmp_path), timeout_s=20):
+    for text in run_ranks(2, unequal, str(tmp_path), timeout_s=40):
         assert "must be the same on all ranks" in text
         assert "rank 0" in text
         assert "num_rows=24" in text

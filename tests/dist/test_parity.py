@@ -12,7 +12,7 @@ from raytrain import TrainConfig
 from tests.dist.spawn import run_ranks
 from tests.dist.toy import Toy, assert_equal_weights, plain_loop, series, train_here
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
 CASES = list(itertools.product((1, 2), ("sgd", "adam"), (False, True), (26, 25)))  # accumulate, optimizer, weighted, rows
 

@@ -15,7 +15,7 @@ from raytrain.report import Row
 from tests.dist.spawn import run_ranks
 from tests.dist.toy import Outcome, Toy, assert_equal_weights, series, train_here, without_times
 
-pytestmark = pytest.mark.dist
+pytestmark = [pytest.mark.dist, pytest.mark.timeout(120)]
 
 # 24 rows in global batches of 8: 3 steps an epoch, 6 in all. Dropout and Adam make streams and moments count.
 TASK = Toy(num_rows=24, optimizer_name="adam", dropout=0.3)
