@@ -148,7 +148,10 @@ class ScalingConfig:
         if isinstance(self.num_workers, str) and self.num_workers.strip().isdigit():
             object.__setattr__(self, "num_workers", int(self.num_workers))
         low, high = self.worker_range
-        _check(0 <= low <= high, "scaling.num_workers", self.num_workers, "0 or more, or 'MIN:MAX' with MIN at least 1")
+        least = 0 if isinstance(self.num_workers, int) else 1
+        _check(
+            least <= low <= high, "scaling.num_workers", self.num_workers, "0 or more, or 'MIN:MAX' with MIN at least 1"
+        )
         strategies = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
         _one_of("scaling.placement_strategy", self.placement_strategy, strategies)
         for name, value in (self.resources_per_worker or {}).items():

@@ -57,4 +57,4 @@ class Duration:
         return max(1, round(steps))
 
     def __str__(self) -> str:
-        return f"{self.amount:g}{self.unit}"
+        return f"{self.amount:.15g}{self.unit}"

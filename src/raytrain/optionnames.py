@@ -161,10 +161,11 @@ def readable(text: str, names: Names) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith(("usage:", "tip:"))]
     start = next((i for i, line in enumerate(lines) if "error:" in line), 0)
     text = " ".join(lines[start:]).split("error:", 1)[-1].strip()
-    # Raised by a nested dataclass of the user's own, and wrapped by the parser.
-    own = re.search(r"Errors: - (?!Expected|Problem)(.+?) - Expected a <class 'NoneType'>", text)
-    if own:
-        return own.group(1)
+    # A nested dataclass of the user's own refused, and the parser wrapped it in what else might have been given.
+    wrapped = re.search(r"Errors: (.*) Given value type:", text)
+    own = re.sub(r"- Expected a <class 'NoneType'>", "", wrapped.group(1)).strip(" -") if wrapped else ""
+    if own and not re.match("Expected|Problem|Parser key", own):
+        return own
     wrong = re.match(r'Parser key "([^"]+)":.*?(?:Got|Given) value: ((?:(?!(?:Got|Given) value: ).)*)$', text)
     if wrong and wrong.group(1) in names:
         key, value = wrong.groups()
