@@ -8,9 +8,8 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 _Words = npt.NDArray[np.uint64]
 
-_SMALL = (
-    1 << 16
-)  # up to here a sort of keyed hashes, which is unbiased; above, a Feistel network, which needs no memory
+# Up to here a sort of keyed hashes, which is unbiased; above, a Feistel network, which needs no memory.
+_SMALL = 1 << 16
 _BLOCK = 1 << 16  # positions computed at once, so that a batch costs a slice
 _ROUNDS = 8
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -34,11 +33,16 @@ def key_of(*parts: int) -> int:
 
 
 def _mix_words(words: _Words) -> _Words:
-    with np.errstate(over="ignore"):
-        words = words + np.uint64(_GOLDEN)
-        words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    """``mix`` of every word, in place: an order of 10^9 samples passes here, so each temporary array shows."""
+    shifted = np.empty_like(words)
+    words += np.uint64(_GOLDEN)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        np.right_shift(words, np.uint64(shift), out=shifted)
+        words ^= shifted
+        words *= np.uint64(factor)
+    np.right_shift(words, np.uint64(31), out=shifted)
+    words ^= shifted
+    return words
 
 
 def shuffled(positions: Indices, length: int, seed: int, epoch: int) -> Indices:
@@ -55,30 +59,35 @@ def shuffled(positions: Indices, length: int, seed: int, epoch: int) -> Indices:
 
 def _sorted_hashes(length: int, key: int) -> Indices:
     hashes = _mix_words(np.arange(length, dtype=np.uint64) ^ np.uint64(key))
-    return np.argsort(hashes, kind="stable")
+    return np.argsort(hashes)  # mix is one to one, so there are no ties
 
 
 def _feistel(positions: Indices, length: int, key: int) -> Indices:
     """A keyed permutation of the next power of two, walked until it falls below the length (Black and Rogaway 2002)."""
     bits = int(length - 1).bit_length()
-    words = positions.astype(np.uint64)
-    outside = np.arange(len(words))
+    keys = [np.uint64(key_of(key, number)) for number in range(_ROUNDS)]
+    words = _rounds(positions.astype(np.uint64), bits, keys)
+    outside = np.flatnonzero(words >= np.uint64(length))
     while len(outside):
-        words[outside] = _rounds(words[outside], bits, key)
-        outside = outside[words[outside] >= np.uint64(length)]
-    return words.astype(np.int64)
+        walked = _rounds(words[outside], bits, keys)
+        words[outside] = walked
+        outside = outside[walked >= np.uint64(length)]
+    return words.view(np.int64)
 
 
-def _rounds(words: _Words, bits: int, key: int) -> _Words:
+def _rounds(words: _Words, bits: int, keys: list[np.uint64]) -> _Words:
     low_bits = bits // 2
     high_bits = bits - low_bits
-    for number in range(_ROUNDS):
+    low = np.empty_like(words)
+    for key in keys:
         # The halves swap places, and with an odd number of bits their widths: each round keeps one half as it is.
-        low = words & np.uint64((1 << low_bits) - 1)
-        high = words >> np.uint64(low_bits)
-        hashed = _mix_words(low ^ np.uint64(key_of(key, number)))
-        high = high ^ (hashed & np.uint64((1 << high_bits) - 1))
-        words = (low << np.uint64(high_bits)) | high
+        np.bitwise_and(words, np.uint64((1 << low_bits) - 1), out=low)
+        words >>= np.uint64(low_bits)
+        hashed = _mix_words(low ^ key)
+        hashed &= np.uint64((1 << high_bits) - 1)
+        words ^= hashed
+        low <<= np.uint64(high_bits)
+        words |= low
         low_bits, high_bits = high_bits, low_bits
     return words
 
