@@ -28,7 +28,6 @@ from torch.utils.data import (
 )
 
 from raytrain.data import (
-    Batch,
     Order,
     eval_loader,
     get_rng_state,
@@ -40,39 +39,7 @@ from raytrain.data import (
     train_loader,
 )
 from raytrain.errors import ConfigError, DataError
-
-
-class Ids(Dataset[int]):
-    """Its items are their own indices."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def ids(batch: Batch) -> list[int]:
-    return batch.data.tolist() if batch.num_rows else []
-
-
-def take(loader: Any, steps: int, epoch: int = 0, index: int = 0) -> list[Batch]:
-    return list(loader.batches(epoch, index, steps))
-
-
-def global_batches(
-    data: Any, world_size: int, steps: int, epoch: int = 0, index: int = 0, **options: Any
-) -> list[list[int]]:
-    """The ids of each global batch, put together from all ranks and micro-batches in order."""
-    together: dict[tuple[int, int], list[int]] = {}
-    for rank in range(world_size):
-        loader = train_loader(data, rank=rank, world_size=world_size, **options)
-        for batch in take(loader, steps, epoch, index):
-            together.setdefault((batch.epoch, batch.index), []).extend(ids(batch))
-    return [together[place] for place in sorted(together)]
+from tests.unit.data_kit import Ids, global_batches, ids, take
 
 
 @settings(max_examples=60, deadline=None)
@@ -360,6 +327,14 @@ def test_streams_are_saved_and_restored_and_load_with_weights_only(tmp_path: Any
     seed_everything(6)
     set_rng_state(torch.load(tmp_path / "rng.pt", weights_only=True))
     assert (torch.rand(3).tolist(), np.random.randn(2).tolist(), random.gauss(0, 1), random.random()) == want
+
+
+def test_streams_of_gpus_that_are_no_longer_there_are_left_out() -> None:
+    state = get_rng_state()
+    num_devices = torch.cuda.device_count()
+    state["cuda"] = [torch.zeros(16, dtype=torch.uint8)] * (num_devices + 1)
+    set_rng_state(state)
+    assert torch.equal(torch.get_rng_state(), state["torch"])
 
 
 def test_model_streams_differ_by_rank_and_weights_do_not() -> None:

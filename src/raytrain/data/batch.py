@@ -56,7 +56,7 @@ class Slot:
         rank: The rank that fetches; with the place it names the random streams of the fetch.
     """
 
-    indices: list[int] | Indices
+    indices: Indices
     epoch: int
     index: int
     micro: int

@@ -2,86 +2,158 @@
 
 from __future__ import annotations
 
+import dataclasses
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Subset, TensorDataset, default_collate
+from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
 from raytrain.data.batch import Slot
 from raytrain.data.order import Indices
 from raytrain.data.randomness import current, fetching
 from raytrain.errors import DataError
 
+_NONE = np.empty(0, np.int64)
+_MANY = 8  # samples that an error names
+
 
 class Fetcher:
-    """A dataset as torch's loader wants it: one call per slot, under random streams that belong to the slot."""
+    """A dataset as torch's loader wants it: one call per slot gives the batch, collated as well.
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self._dataset = dataset
-        self._seed = seed
-        self._by_batch = callable(getattr(dataset, "__getitems__", None))
+    The user's dataset and collate function run under random streams that belong to the slot.
+
+    Args:
+        tell_epoch: Call the dataset's ``set_epoch``, if it has one, when the epoch changes (in loader processes too).
+    """
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int, tell_epoch: bool) -> None:
+        self._dataset, self._collate_fn, self._seed = dataset, collate_fn, seed
+        self._tensors = tensor_rows(dataset, collate_fn)
+        self._by_batch = fetches_batches(dataset)
+        self._tell_epoch = tell_epoch and callable(getattr(dataset, "set_epoch", None))
+        self._epoch = -1
 
     def __len__(self) -> int:
         return len(self._dataset)
 
-    def __getitems__(self, slot: Slot) -> tuple[Slot, list[Any]]:
-        """The samples of a slot."""
+    def __getitems__(self, slot: Slot) -> tuple[Slot, Any]:
+        """The slot, without its indices, and its batch."""
+        return dataclasses.replace(slot, indices=_NONE), self.fetch(slot)
+
+    def fetch(self, slot: Slot) -> Any:
+        """The collated batch of a slot.
+
+        Raises:
+            DataError: The user's code failed; with its line and the samples.
+        """
+        if self._tensors is not None:
+            return self._tensors(slot.indices)
+        if self._tell_epoch and slot.epoch != self._epoch:
+            self._dataset.set_epoch(slot.epoch)
+            self._epoch = slot.epoch
+        indices = slot.indices.tolist()
         with fetching(self._seed, slot.epoch, slot.index, slot.rank, slot.micro):
-            indices = slot.indices if isinstance(slot.indices, list) else slot.indices.tolist()
-            return slot, self._dataset.__getitems__(indices) if self._by_batch else self._items(slot.epoch, indices)
+            samples = self._at_once(indices) if self._by_batch else self._one_by_one(slot.epoch, indices)
+            try:
+                return self._collate_fn(samples)
+            except Exception as error:
+                raise _failure(f"collating {_named(indices)} of {type(self._dataset).__name__}", error) from error
 
-    def _items(self, epoch: int, indices: list[int]) -> list[Any]:
-        dataset, seed, items, sample = self._dataset, self._seed, [], -1
+    def _at_once(self, indices: list[int]) -> list[Any]:
         try:
-            for sample in indices:  # the error below names it
-                current.place = (seed, epoch, sample)
-                items.append(dataset[sample])
-            return items
+            samples: list[Any] = self._dataset.__getitems__(indices)
         except Exception as error:
-            raise DataError(
-                f"sample {sample} of {type(dataset).__name__} failed: {type(error).__name__}: {error}\n"
-                f"{''.join(traceback.format_tb(error.__traceback__)[-3:])}"
-            ) from error
+            raise _failure(f"{_named(indices)} of {type(self._dataset).__name__}", error) from error
+        return samples
+
+    def _one_by_one(self, epoch: int, indices: list[int]) -> list[Any]:
+        dataset, samples, index = self._dataset, [], -1
+        try:
+            for index in indices:  # the error below names it
+                current.enter(self._seed, epoch, index)
+                samples.append(dataset[index])
+            return samples
+        except Exception as error:
+            raise _failure(f"sample {index} of {type(dataset).__name__}", error) from error
         finally:
-            current.place = None
+            current.leave()
 
 
-class Collate:
-    """The user's collate function, with the slot kept beside the batch."""
-
-    def __init__(self, collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._collate_fn = collate_fn
-
-    def __call__(self, fetched: tuple[Slot, list[Any]]) -> tuple[dict[str, Any], Any]:
-        slot, samples = fetched
-        return vars(slot), self._collate_fn(samples)  # plain values: pinning memory goes through them unharmed
+def passed(fetched: Any) -> Any:
+    """For torch's loader, which need not collate any more."""
+    return fetched
 
 
-TensorFetch = Callable[[Sequence[int] | Indices], list[torch.Tensor]]
+def _named(indices: Sequence[int]) -> str:
+    more = f" and {len(indices) - _MANY} more" if len(indices) > _MANY else ""
+    return f"samples {', '.join(map(str, indices[:_MANY]))}{more}"
 
 
-def tensor_fetch(dataset: Any, collate_fn: Callable[..., Any]) -> TensorFetch | None:
-    """Rows of a TensorDataset (or of subsets of one) as one ``index_select`` per tensor.
+def _failure(what: str, error: Exception) -> DataError:
+    lines = "".join(traceback.format_tb(error.__traceback__)[-3:])
+    return DataError(f"{what} failed: {type(error).__name__}: {error}\n{lines}")
 
-    It gives what the default collate function makes of the single items, bit for bit; None where that is not sure.
+
+def fetches_batches(dataset: Any) -> bool:
+    """Whether the user's own code fetches many samples in one call.
+
+    torch's wrappers always can, but fall back to single items when what they wrap cannot; then we take the items.
+    """
+    if type(dataset) is Subset:
+        return fetches_batches(dataset.dataset)
+    if type(dataset) is StackDataset:
+        parts = dataset.datasets
+        return any(fetches_batches(part) for part in (parts.values() if isinstance(parts, dict) else parts))
+    return callable(getattr(dataset, "__getitems__", None))
+
+
+class TensorRows:
+    """Rows of tensors by one ``index_select`` each.
+
+    Args:
+        chosen: Rows that a subset chose, ``[num_samples]``, or None for all.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], chosen: torch.Tensor | None) -> None:
+        self._tensors, self._chosen = tensors, chosen
+
+    def __call__(self, indices: Indices) -> list[torch.Tensor]:
+        """The rows of each tensor: ``[len(indices), ...]``."""
+        rows = torch.from_numpy(indices)
+        if self._chosen is not None:
+            rows = self._chosen.index_select(0, rows)
+        return [tensor.index_select(0, rows.to(tensor.device)).contiguous() for tensor in self._tensors]
+
+
+def tensor_rows(dataset: Any, collate_fn: Callable[..., Any]) -> TensorRows | None:
+    """A TensorDataset's rows (or those of subsets of one), whole.
+
+    They are what the default collate function makes of the single items, bit for bit; None where that is not sure.
     """
     if collate_fn is not default_collate:
         return None
-    path: list[torch.Tensor] = []
+    chosen: torch.Tensor | None = None
     while type(dataset) is Subset:
-        path.append(torch.as_tensor(dataset.indices, dtype=torch.int64))
+        subset = _places(dataset)
+        if subset is None:
+            return None
+        chosen = subset if chosen is None else subset[chosen]
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or any(t.is_sparse or t.requires_grad for t in dataset.tensors):
+    if type(dataset) is not TensorDataset or not all(_plain(tensor) for tensor in dataset.tensors):
         return None
-    tensors = dataset.tensors
+    return TensorRows(dataset.tensors, chosen)
 
-    def fetch(indices: Sequence[int] | Indices) -> list[torch.Tensor]:
-        rows = torch.from_numpy(np.asarray(indices, dtype=np.int64))
-        for subset in path:
-            rows = subset.index_select(0, rows)
-        return [tensor.index_select(0, rows.to(tensor.device)) for tensor in tensors]
 
-    return fetch
+def _places(subset: Subset[Any]) -> torch.Tensor | None:
+    """The subset's indices, from 0 on; None when one is out of range, which the single item then says."""
+    places = torch.as_tensor(subset.indices, dtype=torch.int64)
+    length = len(subset.dataset)  # type: ignore[arg-type]
+    places = torch.where(places < 0, places + length, places)
+    return places if len(places) == 0 or (places.min() >= 0 and places.max() < length) else None
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.requires_grad

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from raytrain.data.batch import Batch, Slot
-from raytrain.data.fetch import Collate, Fetcher, tensor_fetch
-from raytrain.data.order import key_of, share
-from raytrain.data.samplers import BatchSampledBatches, OrderedBatches, known_batches
-from raytrain.data.source import DataPlan, Source, check_dataset, kept_settings, read_source, worker_settings
+from raytrain.data.engine import Engine
+from raytrain.data.order import share
+from raytrain.data.source import DataPlan, Source, read_eval_source, read_source
 from raytrain.errors import ConfigError, DataError
 
 
@@ -29,7 +27,7 @@ class TrainLoader:
         self.steps_per_epoch = self.plan.steps_per_epoch
         self._batches = source.batches
         self._accumulate, self._rank, self._world_size = accumulate, rank, world_size
-        self._engine = _Engine(source.dataset, dict(source.settings), seed, rank)
+        self._engine = Engine(source, seed, rank, tell_epoch=True)
 
     def batches(self, epoch: int, index: int, stop: int | None = None) -> Iterator[Batch]:
         """Batches from a position on, over the ends of epochs: what follows an epoch is fetched before it is asked for.
@@ -95,7 +93,7 @@ class EvalLoader:
     def __init__(self, source: Source, rank: int, world_size: int, seed: int) -> None:
         self.plan = source.plan
         self._batches, self._rank, self._world_size = source.batches, rank, world_size
-        self._engine = _Engine(source.dataset, dict(source.settings), seed, rank)
+        self._engine = Engine(source, seed, rank, tell_epoch=False)
 
     def batches(self) -> Iterator[Batch]:
         """This rank's batches; ``index`` is the batch's place in the whole set."""
@@ -110,68 +108,6 @@ class EvalLoader:
             samples = self._batches.samples(0, index)
             # rank 0 and world size 1: a batch's random streams and scale do not depend on who evaluates it
             yield Slot(samples, 0, index, 0, 1, len(samples), len(samples), 1, 0)
-
-
-class _Engine:
-    """Turns slots into batches: by whole tensors, in this process, or by torch's loader processes."""
-
-    def __init__(self, dataset: Any, settings: dict[str, Any], seed: int, rank: int) -> None:
-        collate_fn = settings.pop("collate_fn", None) or default_collate
-        self._fast = tensor_fetch(dataset, collate_fn)
-        self._fetcher, self._collate = Fetcher(dataset, seed), Collate(collate_fn)
-        self._pin = bool(settings.get("pin_memory")) and torch.cuda.is_available()
-        self._slots = _Slots()
-        self._iterator: Any = None
-        self.inner: DataLoader[Any] | None = None
-        if settings.get("num_workers"):
-            generator = torch.Generator().manual_seed(key_of(seed, rank) >> 1)  # leaves the global stream alone
-            self.inner = DataLoader(
-                self._fetcher,  # type: ignore[arg-type]
-                batch_sampler=self._slots,  # type: ignore[arg-type]
-                collate_fn=self._collate,  # type: ignore[arg-type]
-                generator=generator,
-                **settings,
-            )
-
-    def run(self, slots: Iterator[Slot]) -> Iterator[Batch]:
-        if self.inner is not None:
-            self._slots.slots = slots
-            self._iterator = iter(self.inner)
-            return self._from_processes(self._iterator)
-        if self._fast is not None:
-            return self._from_tensors(slots)
-        return self._from_here(slots)
-
-    def _from_processes(self, iterator: Iterator[Any]) -> Iterator[Batch]:
-        for place, data in iterator:
-            yield Slot(**place).filled(data)
-
-    def _from_tensors(self, slots: Iterator[Slot]) -> Iterator[Batch]:
-        assert self._fast is not None
-        for slot in slots:
-            data = self._fast(slot.indices)
-            yield slot.filled([t.pin_memory() for t in data] if self._pin else data)
-
-    def _from_here(self, slots: Iterator[Slot]) -> Iterator[Batch]:
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        for slot in slots:
-            _, data = self._collate(self._fetcher.__getitems__(slot))
-            yield slot.filled(pin_memory(data) if self._pin else data)
-
-    def close(self) -> None:
-        iterator, self._iterator = self._iterator, None
-        if iterator is not None and hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()
-
-
-class _Slots:
-    """What torch's loader takes for its batch sampler: the slots that were set last."""
-
-    slots: Iterator[Slot] = iter(())
-
-    def __iter__(self) -> Iterator[Slot]:
-        return self.slots
 
 
 def train_loader(
@@ -242,7 +178,10 @@ def _checked(
 def eval_loader(
     data: Any, *, batch_size: int, rank: int = 0, world_size: int = 1, loader_workers: int = 0, seed: int = 0
 ) -> EvalLoader:
-    """This rank's evaluation batches. A DataLoader's settings are kept; its order does not matter to a mean.
+    """This rank's evaluation batches. A DataLoader's settings are kept.
+
+    Order does not matter to a mean: shuffled data is evaluated as it is stored. A sampler that picks samples picks the
+    same ones in every evaluation. ``drop_last`` is not followed: every sample counts.
 
     Args:
         batch_size: Samples per forward pass, for a dataset that came without a DataLoader.
@@ -250,25 +189,10 @@ def eval_loader(
     Raises:
         DataError: The data is no map-style dataset, or empty.
     """
-    return EvalLoader(_eval_source(data, batch_size, loader_workers, seed), rank, world_size, seed)
+    source = read_eval_source(data, batch_size=batch_size, seed=seed, loader_workers=loader_workers)
+    return EvalLoader(source, rank, world_size, seed)
 
 
 def plan_eval(data: Any, *, batch_size: int) -> DataPlan:
     """What ``eval_loader`` would evaluate on. Raises as it does."""
-    return _eval_source(data, batch_size, 0, 0).plan
-
-
-def _eval_source(data: Any, batch_size: int, loader_workers: int, seed: int) -> Source:
-    if not isinstance(data, DataLoader):
-        check_dataset(data)
-        return Source(data, OrderedBatches(len(data), batch_size, False, False, seed), worker_settings(loader_workers))
-    check_dataset(data.dataset)
-    settings, standard = kept_settings(data), known_batches(data.batch_sampler)
-    if standard is not None:
-        size = standard[1]
-        note = "the last short batch is evaluated as well" if standard[2] else ""
-        batches = OrderedBatches(len(data.dataset), size, False, False, seed)  # type: ignore[arg-type]
-        return Source(data.dataset, batches, settings, note)
-    if data.batch_sampler is None:
-        raise DataError("the DataLoader has batch_size=None. Give it a batch_size, or return the dataset itself.")
-    return Source(data.dataset, BatchSampledBatches(data.batch_sampler, seed), settings)
+    return read_eval_source(data, batch_size=batch_size, seed=0, loader_workers=0).plan

@@ -46,8 +46,8 @@ def get_rng_state() -> dict[str, Any]:
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Set the streams to what ``get_rng_state`` gave."""
     torch.set_rng_state(state["torch"])
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device, cuda in enumerate(state["cuda"][: torch.cuda.device_count()]):  # there may be fewer than there were
+        torch.cuda.set_rng_state(cuda, device)
     position, has_gauss, gauss = state["numpy"]["rest"]
     np.random.set_state(("MT19937", state["numpy"]["keys"].numpy().astype(np.uint32), position, has_gauss, gauss))
     internal = tuple(int(word) for word in state["random"]["internal"])
@@ -87,15 +87,19 @@ def sampling(seed: int, epoch: int) -> contextlib.AbstractContextManager[None]:
     return apart(_SAMPLER, seed, epoch)
 
 
-def sampler_generator(seed: int, epoch: int) -> torch.Generator:
-    """A generator for a sampler that takes one: the same on all ranks."""
-    return torch.Generator().manual_seed(key_of(_SAMPLER, seed, epoch) >> 1)
-
-
 class _Current:
-    """(seed, epoch, sample) of the item that is being fetched in this process."""
+    """The sample that is being fetched in this process, and its stream once it was asked for."""
 
     place: tuple[int, int, int] | None = None
+    generator: torch.Generator | None = None
+
+    def enter(self, seed: int, epoch: int, sample: int) -> None:
+        """From here on it is this one."""
+        self.place, self.generator = (seed, epoch, sample), None
+
+    def leave(self) -> None:
+        """From here on there is none."""
+        self.place, self.generator = None, None
 
 
 current = _Current()
@@ -104,7 +108,8 @@ current = _Current()
 def sample_generator() -> torch.Generator:
     """A generator for random augmentation, to be called inside a dataset's ``__getitem__``.
 
-    It depends on (seed, epoch, sample) only: not on rank, loader worker, batch or number of workers.
+    It depends on (seed, epoch, sample) only: not on rank, loader worker, batch or number of workers. Within one
+    ``__getitem__`` every call gives the same generator, so that two augmentations draw different numbers.
 
     Raises:
         DataError: It was called elsewhere.
@@ -114,4 +119,6 @@ def sample_generator() -> torch.Generator:
             "sample_generator() works inside __getitem__ of a dataset that raytrain fetches item by item. In __getitems__ and "
             "collate functions there is no single sample: use torch's own streams, which are seeded per batch there."
         )
-    return torch.Generator().manual_seed(key_of(_SAMPLE, *current.place) >> 1)
+    if current.generator is None:
+        current.generator = torch.Generator().manual_seed(key_of(_SAMPLE, *current.place) >> 1)
+    return current.generator

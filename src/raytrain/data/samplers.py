@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Sized
 from typing import Any, Protocol
 
-import torch
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Sampler, SequentialSampler
+import numpy as np
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
+from raytrain.data.draws import Draws, length_of
 from raytrain.data.order import Indices, Order
-from raytrain.data.randomness import sampler_generator, sampling
 from raytrain.errors import DataError
 
 
@@ -25,7 +23,7 @@ class GlobalBatches(Protocol):
     def steps_per_epoch(self) -> int:
         """Global batches in an epoch."""
 
-    def samples(self, epoch: int, index: int) -> list[int] | Indices:
+    def samples(self, epoch: int, index: int) -> Indices:
         """The samples of one global batch."""
 
 
@@ -38,7 +36,7 @@ class OrderedBatches:
 
     def steps_per_epoch(self) -> int:
         """Global batches in an epoch."""
-        return self.num_rows // self.batch_size if self.drop_last else -(-self.num_rows // self.batch_size)
+        return num_batches(self.num_rows, self.batch_size, self.drop_last)
 
     def samples(self, epoch: int, index: int) -> Indices:
         """The index-th slice of the epoch's order."""
@@ -55,21 +53,20 @@ class SampledBatches:
 
     shuffle = True
 
-    def __init__(self, sampler: Any, batch_size: int, drop_last: bool, seed: int) -> None:
-        self._sampler, self._seed = sampler, seed
+    def __init__(self, sampler: Any, batch_size: int, drop_last: bool, num_samples: int, seed: int) -> None:
         self.batch_size, self.drop_last = batch_size, drop_last
-        self.num_rows = _length(sampler)
-        self._drawn: tuple[int, list[int]] = (-1, [])
+        self.num_rows = length_of(sampler)
+        self._draws = Draws(sampler, num_samples, seed)
+        self._drawn: tuple[int, Indices] = (-1, np.empty(0, np.int64))
 
     def steps_per_epoch(self) -> int:
         """Global batches in an epoch."""
-        return self.num_rows // self.batch_size if self.drop_last else -(-self.num_rows // self.batch_size)
+        return num_batches(self.num_rows, self.batch_size, self.drop_last)
 
-    def samples(self, epoch: int, index: int) -> list[int]:
+    def samples(self, epoch: int, index: int) -> Indices:
         """The index-th slice of what the sampler yields in this epoch."""
         if self._drawn[0] != epoch:
-            self._drawn = (epoch, [int(i) for i in drawn(self._sampler, self._seed, epoch)])
-            _check_count(self._sampler, len(self._drawn[1]), self.num_rows)
+            self._drawn = (epoch, self._draws.samples(epoch, self.num_rows))
         start = index * self.batch_size
         return self._drawn[1][start : start + self.batch_size]
 
@@ -80,10 +77,10 @@ class BatchSampledBatches:
     shuffle = True
     drop_last = False
 
-    def __init__(self, batch_sampler: Any, seed: int) -> None:
-        self._sampler, self._seed = batch_sampler, seed
-        self._steps = _length(batch_sampler)
-        self._drawn: tuple[int, list[list[int]]] = (-1, [])
+    def __init__(self, batch_sampler: Any, num_samples: int, seed: int) -> None:
+        self._steps = length_of(batch_sampler)
+        self._draws = Draws(batch_sampler, num_samples, seed)
+        self._drawn: tuple[int, list[Indices]] = (-1, [])
         first = self._all(0)
         self.num_rows = sum(len(batch) for batch in first)
         self.batch_size = max((len(batch) for batch in first), default=0)
@@ -92,25 +89,44 @@ class BatchSampledBatches:
         """Batches that the sampler says it has."""
         return self._steps
 
-    def samples(self, epoch: int, index: int) -> list[int]:
+    def samples(self, epoch: int, index: int) -> Indices:
         """The index-th batch that the sampler yields in this epoch."""
         return self._all(epoch)[index]
 
-    def _all(self, epoch: int) -> list[list[int]]:
+    def _all(self, epoch: int) -> list[Indices]:
         if self._drawn[0] != epoch:
-            self._drawn = (epoch, [[int(i) for i in batch] for batch in drawn(self._sampler, self._seed, epoch)])
-            _check_count(self._sampler, len(self._drawn[1]), self._steps)
+            self._drawn = (epoch, self._draws.batches(epoch, self._steps))
         return self._drawn[1]
 
 
-def known_order(sampler: Any) -> tuple[bool, bool] | None:
-    """(shuffle, drop_last) of a sampler that means nothing but an order of the whole dataset; None for any other."""
-    if isinstance(sampler, DistributedSampler):
-        return bool(sampler.shuffle), bool(sampler.drop_last)
+def num_batches(num_rows: int, batch_size: int, drop_last: bool) -> int:
+    """Batches that so many rows make."""
+    return num_rows // batch_size if drop_last else -(-num_rows // batch_size)
+
+
+def known_order(sampler: Any, num_samples: int) -> tuple[int, bool, bool] | None:
+    """(samples, shuffle, drop_last) of a sampler that means nothing but an order of the dataset; None for any other.
+
+    Raises:
+        DataError: It orders more samples than the dataset has.
+    """
+    known = _known_order(sampler)
+    if known is not None and known[0] > num_samples:
+        raise DataError(
+            f"the sampler {type(sampler).__name__} was made for {known[0]} samples, but the dataset has {num_samples}. Make it "
+            "for the same dataset as the DataLoader."
+        )
+    return known
+
+
+def _known_order(sampler: Any) -> tuple[int, bool, bool] | None:
+    if isinstance(sampler, DistributedSampler) and type(sampler).__iter__ is DistributedSampler.__iter__:
+        return len(sampler.dataset), bool(sampler.shuffle), bool(sampler.drop_last)  # type: ignore[arg-type]
     if type(sampler) is SequentialSampler:
-        return False, False
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
-        return True, False
+        return len(sampler.data_source), False, False
+    if type(sampler) is RandomSampler and not sampler.replacement:
+        num_rows = len(sampler.data_source)
+        return (num_rows, True, False) if sampler.num_samples == num_rows else None
     return None
 
 
@@ -119,39 +135,3 @@ def known_batches(batch_sampler: Any) -> tuple[Any, int, bool] | None:
     if type(batch_sampler) is BatchSampler:
         return batch_sampler.sampler, int(batch_sampler.batch_size), bool(batch_sampler.drop_last)
     return None
-
-
-def drawn(sampler: Iterable[Any], seed: int, epoch: int) -> list[Any]:
-    """All that a sampler yields in an epoch, the same on every rank."""
-    if hasattr(sampler, "set_epoch"):
-        sampler.set_epoch(epoch)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sampling(seed, epoch))
-        _seed_generators(sampler, seed, epoch)
-        return list(sampler)
-
-
-def _seed_generators(sampler: Any, seed: int, epoch: int) -> None:
-    """Give the sampler, and those that it wraps, a generator of this epoch."""
-    seen: set[int] = set()
-    while isinstance(sampler, (Sampler, Iterable)) and id(sampler) not in seen:
-        seen.add(id(sampler))
-        if hasattr(sampler, "generator") and isinstance(sampler.generator, (torch.Generator, type(None))):
-            sampler.generator = sampler_generator(seed, epoch)
-        sampler = getattr(sampler, "sampler", None)
-
-
-def _length(sampler: Any) -> int:
-    if not isinstance(sampler, Sized):
-        raise DataError(
-            f"the sampler {type(sampler).__name__} has no length (__len__), so an epoch has no end that all ranks could agree on. "
-            "Give it __len__, or return the dataset and let raytrain shuffle it."
-        )
-    return len(sampler)
-
-
-def _check_count(sampler: Any, count: int, said: int) -> None:
-    if count != said:
-        raise DataError(
-            f"the sampler {type(sampler).__name__} says that it has {said} entries (__len__) but yielded {count}. They must agree."
-        )

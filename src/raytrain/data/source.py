@@ -20,7 +20,8 @@ from raytrain.errors import ConfigError, DataError
 
 DEFAULT_BATCH_SIZE = 32
 
-# Everything that a DataLoader was given besides its sampling; the rebuilt one gets it all.
+# Everything that a DataLoader was given besides its sampling; the rebuilt one gets it all. But for in_order: a global
+# batch is a sum over its micro-batches, so they may not overtake each other.
 _KEPT = (
     "num_workers",
     "collate_fn",
@@ -31,7 +32,6 @@ _KEPT = (
     "prefetch_factor",
     "persistent_workers",
     "pin_memory_device",
-    "in_order",
 )
 
 
@@ -137,47 +137,93 @@ def check_dataset(data: Any) -> None:
 def _read_loader(
     loader: DataLoader[Any], batch_size: int | None, shuffle: bool | None, drop_last: bool | None, seed: int
 ) -> Source:
-    check_dataset(loader.dataset)
-    settings = kept_settings(loader)
+    check_loader(loader)
+    settings, num_samples = kept_settings(loader), len(loader.dataset)  # type: ignore[arg-type]
     standard = known_batches(loader.batch_sampler)
     if standard is None:
-        return _read_batch_sampler(loader, batch_size, seed, settings)
+        _refuse(loader.batch_sampler, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
+        note = f"batches of {type(loader.batch_sampler).__name__}, drawn anew in each epoch"
+        batches = BatchSampledBatches(loader.batch_sampler, num_samples, seed)
+        return Source(loader.dataset, batches, settings, _notes(note, loader))
     sampler, own_size, own_drop = standard
     if batch_size is not None and batch_size != own_size:
         raise ConfigError(
             f"the DataLoader has batch_size={own_size}, but train.batch_size = {batch_size}. Both mean the global batch: "
             "give it in one place, or the same in both."
         )
-    order = known_order(sampler)
+    order = known_order(sampler, num_samples)
     drop = own_drop if drop_last is None else drop_last
     if order is None:
+        _refuse(sampler, shuffle=shuffle)
         note = f"in the order of {type(sampler).__name__}, drawn anew in each epoch"
-        return Source(loader.dataset, SampledBatches(sampler, own_size, drop, seed), settings, note)
-    batches = OrderedBatches(
-        len(loader.dataset),  # type: ignore[arg-type]
-        own_size,
-        drop or (order[1] and drop_last is None),
-        order[0] if shuffle is None else shuffle,
-        seed,
-    )
-    return Source(loader.dataset, batches, settings)
+        sampled = SampledBatches(sampler, own_size, drop, num_samples, seed)
+        return Source(loader.dataset, sampled, settings, _notes(note, loader))
+    num_rows, own_shuffle, even = order
+    drop = drop or (even and drop_last is None)
+    ordered = OrderedBatches(num_rows, own_size, drop, own_shuffle if shuffle is None else shuffle, seed)
+    return Source(loader.dataset, ordered, settings, _notes("", loader))
 
 
-def _read_batch_sampler(
-    loader: DataLoader[Any], batch_size: int | None, seed: int, settings: Mapping[str, Any]
-) -> Source:
+def read_eval_source(data: Any, *, batch_size: int, seed: int, loader_workers: int) -> Source:
+    """Read evaluation data: all of it in the order of the dataset, or what a sampler of the user's picks.
+
+    Raises:
+        DataError: It cannot be evaluated exactly once.
+    """
+    if not isinstance(data, DataLoader):
+        check_dataset(data)
+        return Source(data, OrderedBatches(len(data), batch_size, False, False, seed), worker_settings(loader_workers))
+    check_loader(data)
+    settings, num_samples = kept_settings(data), len(data.dataset)  # type: ignore[arg-type]
+    standard = known_batches(data.batch_sampler)
+    if standard is None:
+        return Source(data.dataset, BatchSampledBatches(data.batch_sampler, num_samples, seed), settings)
+    sampler, size, drops = standard
+    note = "the last short batch is evaluated as well" if drops else ""
+    order = known_order(sampler, num_samples)
+    if order is None:
+        picked = f"the samples of {type(sampler).__name__}"
+        sampled = SampledBatches(sampler, size, False, num_samples, seed)
+        return Source(data.dataset, sampled, settings, _notes(f"{picked}; {note}" if note else picked, data))
+    return Source(data.dataset, OrderedBatches(order[0], size, False, False, seed), settings, _notes(note, data))
+
+
+def check_loader(loader: DataLoader[Any]) -> None:
+    """See that a DataLoader is one whose batches raytrain can form itself.
+
+    Raises:
+        DataError: It is not; with the reason and the cure.
+    """
+    check_dataset(loader.dataset)
     if loader.batch_sampler is None:
         raise DataError(
             "the DataLoader has batch_size=None, so raytrain cannot tell how samples form global batches. Give it a batch_size, or "
             "return the dataset itself."
         )
-    if batch_size is not None:
-        raise ConfigError(
-            f"train.batch_size = {batch_size}, but the DataLoader has a batch sampler of its own "
-            f"({type(loader.batch_sampler).__name__}). Leave train.batch_size out."
+    kind = type(loader)
+    own = [name for name in ("__iter__", "_get_iterator") if getattr(kind, name) is not getattr(DataLoader, name)]
+    if own and not kind.__module__.startswith(("torch.", "torchdata.", "ray.")):
+        raise DataError(
+            f"{kind.__name__} changes what a DataLoader yields ({own[0]}), and raytrain, which fetches by itself, would pass it "
+            "by. Do that in the dataset or the collate function, and return a plain DataLoader."
         )
-    note = f"batches of {type(loader.batch_sampler).__name__}, drawn anew in each epoch"
-    return Source(loader.dataset, BatchSampledBatches(loader.batch_sampler, seed), settings, note)
+
+
+def _refuse(sampler: Any, **settings: Any) -> None:
+    """Settings that the user's sampler decides must not be given beside it."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name, value in given.items():
+        raise ConfigError(
+            f"train.{name} = {value}, but the DataLoader has a sampler of its own ({type(sampler).__name__}) that decides it. "
+            f"Leave train.{name} out."
+        )
+
+
+def _notes(note: str, loader: DataLoader[Any]) -> str:
+    if getattr(loader, "in_order", True):
+        return note
+    kept = "batches keep their order, in spite of in_order=False"
+    return f"{note}; {kept}" if note else kept
 
 
 def kept_settings(loader: DataLoader[Any]) -> dict[str, Any]:
