@@ -71,15 +71,16 @@ class Fetcher:
 
     def _one_by_one(self, epoch: int, indices: list[int]) -> list[Any]:
         dataset, samples, index = self._dataset, [], -1
+        current.seed, current.epoch = self._seed, epoch
         try:
             for index in indices:  # the error below names it
-                current.enter(self._seed, epoch, index)
+                current.sample, current.generator = index, None
                 samples.append(dataset[index])
             return samples
         except Exception as error:
             raise _failure(f"sample {index} of {type(dataset).__name__}", error) from error
         finally:
-            current.leave()
+            current.sample, current.generator = None, None
 
 
 def passed(fetched: Any) -> Any:

@@ -88,18 +88,11 @@ def sampling(seed: int, epoch: int) -> contextlib.AbstractContextManager[None]:
 
 
 class _Current:
-    """The sample that is being fetched in this process, and its stream once it was asked for."""
+    """The sample that is being fetched in this process, if any, and its stream once it was asked for."""
 
-    place: tuple[int, int, int] | None = None
+    seed, epoch = 0, 0
+    sample: int | None = None
     generator: torch.Generator | None = None
-
-    def enter(self, seed: int, epoch: int, sample: int) -> None:
-        """From here on it is this one."""
-        self.place, self.generator = (seed, epoch, sample), None
-
-    def leave(self) -> None:
-        """From here on there is none."""
-        self.place, self.generator = None, None
 
 
 current = _Current()
@@ -114,11 +107,12 @@ def sample_generator() -> torch.Generator:
     Raises:
         DataError: It was called elsewhere.
     """
-    if current.place is None:
+    if current.sample is None:
         raise DataError(
             "sample_generator() works inside __getitem__ of a dataset that raytrain fetches item by item. In __getitems__ and "
             "collate functions there is no single sample: use torch's own streams, which are seeded per batch there."
         )
     if current.generator is None:
-        current.generator = torch.Generator().manual_seed(key_of(_SAMPLE, *current.place) >> 1)
+        key = key_of(_SAMPLE, current.seed, current.epoch, current.sample)
+        current.generator = torch.Generator().manual_seed(key >> 1)
     return current.generator
