@@ -134,8 +134,17 @@ def check_data(task: Task, train: TrainConfig, scaling: ScalingConfig) -> DataPl
         DataError, ConfigError: It is not; with the numbers and the cure.
     """
     workers = max(1, scaling.worker_range[1])
+    try:
+        data = task.train_data()
+    except (ValueError, RuntimeError) as error:
+        if "process group" in str(error):
+            raise DataError(
+                f"train_data() asks for the process group ({error}), which the driver does not have. Leave DistributedSampler and "
+                "ranks out of it: raytrain shares the samples out by itself."
+            ) from None
+        raise
     return plan_train(
-        task.train_data(),
+        data,
         batch_size=train.batch_size,
         shuffle=train.shuffle,
         drop_last=train.drop_last,

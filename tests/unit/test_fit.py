@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import raytrain
 from raytrain import RunConfig, ScalingConfig, Session, Task, TrackingConfig, TrainConfig
@@ -266,6 +266,16 @@ def test_what_cannot_work_ends_before_ray_starts(
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert time.monotonic() - began < 20
     assert not list(tmp_path.iterdir())
+
+
+def test_a_distributed_sampler_in_the_task_is_told_to_go(tmp_path: Path) -> None:
+    class Sharded(Line):
+        def train_data(self) -> Any:
+            data = super().train_data()
+            return DataLoader(data, batch_size=4, sampler=DistributedSampler(data))
+
+    with pytest.raises(DataError, match="Leave DistributedSampler and ranks out"):
+        fit(tmp_path, task=Sharded(), epochs=1, batch_size=None)
 
 
 def test_an_unknown_best_metric_ends_before_the_first_step(tmp_path: Path) -> None:  # case C11
