@@ -120,6 +120,12 @@ def test_links_lead_somewhere(page: str) -> None:
             assert ((ROOT / page).parent / target).exists(), target
 
 
+def test_no_folder_of_tests_is_left_out(pytestconfig: pytest.Config) -> None:
+    folders = {path.parent.name for path in (ROOT / "tests").glob("*/test_*.py")}
+    assert folders == {"unit", "dist", "cluster", "e2e", "gpu"}
+    assert not folders & set(pytestconfig.getini("norecursedirs"))
+
+
 def test_the_public_surface() -> None:
     assert raytrain.__all__ == [
         "Result",
