@@ -21,7 +21,7 @@ LAYERS = [
     "data.engine data.loader data weighted storage manifest cadence best",
     "peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox ray_worker",
     "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.collector tracking.console "
-    "tracking.mlflow tracking",
+    "tracking.mlflow_store tracking.mlflow tracking",
     "result adopt options preflight driver signals torchrun ray_connection ray_launch launch",
     "summary listing cli __main__",
 ]

@@ -1,12 +1,14 @@
-"""Collector, console and MLflow on a real sqlite store: once, in order, truthful, and never in the way."""
+"""MLflow on a real sqlite store, and the console: one run, one value per (metric, step), truthful."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
-import threading
+import shlex
+import shutil
+import subprocess
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,80 +16,12 @@ import pytest
 
 from raytrain import TrackingConfig
 from raytrain.errors import TrackingError
-from raytrain.report import Event, Report, Row
-from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo
-from raytrain.tracking.names import clean, clean_all, param_values
-from raytrain.tracking.provenance import without_secrets
-
-
-class Kept:
-    """A tracker that keeps what it gets, and can be away."""
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        self.events: list[Event] = []
-        self.ended: list[tuple[str, str | None]] = []
-        self.away = False
-
-    def open(self, run: RunInfo) -> dict[str, str]:
-        return {}
-
-    def log(self, rows: Sequence[Row]) -> None:
-        if self.away:
-            raise ConnectionError("nobody there")
-        self.rows += rows
-
-    def event(self, event: Event) -> None:
-        self.events.append(event)
-
-    def close(self, status: str, error: str | None) -> None:
-        self.ended.append((status, error))
+from raytrain.report import Event, Row
+from raytrain.tracking import ConsoleTracker, MlflowTracker, RunInfo
 
 
 def row(step: int, **values: float) -> Row:
     return Row(step, step / 10, values)
-
-
-def test_replayed_steps_are_dropped_per_metric() -> None:  # case D1
-    kept = Kept()
-    collector = Collector([kept], history=[row(1, loss=1.0), row(2, loss=2.0)])
-    collector.put(Report((row(2, loss=2.0, val=9.0), row(3, loss=3.0))))
-    collector.put(Report((row(3, loss=3.0), row(4, loss=4.0)), (Event("finished", 4),)))
-    collector.close("FINISHED", None)
-    assert [(r.step, dict(r.values)) for r in kept.rows] == [(2, {"val": 9.0}), (3, {"loss": 3.0}), (4, {"loss": 4.0})]
-    assert [r.step for r in collector.history] == [1, 2, 2, 3, 4]
-    assert kept.ended == [("FINISHED", None)]
-    assert [e.kind for e in kept.events] == ["finished"]
-
-
-def test_an_outage_costs_nothing_and_loses_nothing() -> None:  # case D4
-    kept, other, warnings = Kept(), Kept(), []
-    collector = Collector([kept, other], warn=warnings.append)
-    kept.away = True
-    for step in range(1, 40):
-        collector.put(Report((row(step, loss=1.0),)))
-        time.sleep(0.02)
-    kept.away = False
-    collector.close("FINISHED", None)
-    assert [r.step for r in kept.rows] == [r.step for r in other.rows] == list(range(1, 40))
-    assert len(warnings) == 1
-    assert "nobody there" in warnings[0]
-
-
-def test_what_hangs_at_the_end_is_given_up_and_told() -> None:
-    release, warnings = threading.Event(), []
-
-    class Hanging(Kept):
-        def close(self, status: str, error: str | None) -> None:
-            release.wait(20)
-
-    collector = Collector([Hanging()], warn=warnings.append)
-    collector.close("FINISHED", None, limit_s=0.2)
-    release.set()
-    assert "did not answer within 0.2 s" in warnings[0]
-
-
-# -- MLflow ---------------------------------------------------------------------------------------------------------------
 
 
 def info(**changes: Any) -> RunInfo:
@@ -103,11 +37,20 @@ def info(**changes: Any) -> RunInfo:
     return RunInfo(**{**values, **changes})
 
 
+@pytest.fixture(scope="module")
+def new_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty database: MLflow takes two seconds to make one, so each test gets a copy."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowTracker(TrackingConfig(uri=f"sqlite:///{path}", experiment="other"), "").check("other")
+    return path
+
+
 @pytest.fixture
-def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-    return str(tmp_path / "ru ns %ü")
+def storage(new_database: Path, tmp_path: Path) -> str:
+    folder = tmp_path / "ru ns %ü"
+    folder.mkdir()
+    shutil.copy(new_database, folder)
+    return str(folder)
 
 
 @pytest.fixture
@@ -198,6 +141,13 @@ def test_config_and_job_are_artifacts_and_tags_tell_where_it_came_from(tracker: 
     assert "raytrain.version.torch" in tags
 
 
+def test_the_default_store_is_made_with_its_folder(tmp_path: Path) -> None:  # case D9
+    tracker = MlflowTracker(TrackingConfig(), str(tmp_path / "not yet" / "there"))
+    tracker.check("T")
+    assert tracker.uri == f"sqlite:///{tmp_path}/not yet/there/mlflow.db"
+    assert (tmp_path / "not yet" / "there" / "mlflow.db").exists()
+
+
 def test_events_are_tags(tracker: MlflowTracker) -> None:
     tracker.open(info())
     tracker.event(Event("started", 0, {"world_size": 2, "device": "cpu"}))
@@ -215,63 +165,158 @@ def test_folder_stores_are_refused_with_the_cure(uri: str, storage: str) -> None
         MlflowTracker(TrackingConfig(uri=uri), storage).check("T")
 
 
-def test_a_server_that_is_away_is_named_at_the_start(storage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "2")
-    with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9.*does not answer.*tracking\.mlflow=false"):
-        MlflowTracker(TrackingConfig(uri="http://user:secret@127.0.0.1:9"), storage).check("T")
+def test_a_server_that_is_away_is_named_at_once_without_its_password(
+    storage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:  # case D4
+    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
+        monkeypatch.delenv(name, raising=False)
+    tracker = MlflowTracker(TrackingConfig(uri="http://user:secret@127.0.0.1:9"), storage)
+    began = time.monotonic()
+    with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9.*does not answer.*tracking\.mlflow=false") as caught:
+        tracker.check("T")
+    assert time.monotonic() - began < 10  # MLflow alone: minutes
+    assert "secret" not in str(caught.value) + tracker.uri
 
 
 def test_a_deleted_experiment_is_named_with_the_cure(tracker: MlflowTracker, storage: str) -> None:
-    tracker._client.delete_experiment(tracker._experiment_id)
+    tracker._client.delete_experiment(tracker._store.experiment_id)
     with pytest.raises(TrackingError, match=r"'T' was deleted\. Restore it"):
         MlflowTracker(TrackingConfig(), storage).check("T")
 
 
-def test_many_rows_are_written_in_few_requests(tracker: MlflowTracker) -> None:
+def test_a_batch_whose_answer_was_lost_is_stored_once(tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker.open(info())
+    send = tracker._client.log_batch
+
+    def stored_but_not_answered(*arguments: Any, **options: Any) -> None:
+        send(*arguments, **options)
+        raise ConnectionError("answer lost")
+
+    with monkeypatch.context() as broken, contextlib.suppress(ConnectionError):
+        broken.setattr(tracker._client, "log_batch", stored_but_not_answered)
+        tracker.log([row(1, loss=1.0), row(2, loss=2.0)])
+    assert len(points(tracker, "loss")) == 2  # the store has them, the tracker does not know
+    time.sleep(0.01)
+    tracker.log([row(1, loss=1.0), row(2, loss=2.0), row(3, loss=3.0)])
+    assert points(tracker, "loss") == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_a_series_keeps_its_name_when_another_one_would_take_it(tracker: MlflowTracker) -> None:  # case D7
+    tracker.open(info())
+    tracker.log([Row(1, 0.1, {"a@b": 1.0})])
+    tracker.log([Row(2, 0.2, {"a_b": 5.0})])
+    tracker.log([Row(3, 0.3, {"a@b": 2.0})])
+    assert points(tracker, "a_b") == [(1, 1.0), (3, 2.0)]
+    (other,) = set(run_of(tracker).data.metrics) - {"a_b", "epoch"}
+    assert points(tracker, other) == [(2, 5.0)]
+
+
+def test_text_that_changes_is_told_once(tracker: MlflowTracker, capsys: pytest.CaptureFixture[str]) -> None:
+    tracker.open(info())
+    values: list[Any] = ["x", "y", None, 10**400]
+    for step, value in enumerate(values, 1):
+        tracker.log([Row(step, 0.1, {"note": value, "loss": 1.0})])
+    assert capsys.readouterr().out.count("'note'") == 1
+    assert len(points(tracker, "loss")) == len(values)
+
+
+def test_params_that_cannot_be_named_in_a_tag_do_not_stop_a_resume(tracker: MlflowTracker, storage: str) -> None:
+    name = "p" * 250
+    identity = tracker.open(info(params={name: "x" * 5000}))
+    again = MlflowTracker(TrackingConfig(), storage)
+    again.open(info(params={name: "z" * 7000}, previous=identity, attempt=2))
+    changed = [value for key, value in run_of(again).data.tags.items() if key.startswith("raytrain.changed.p")]
+    assert len(changed) == 1
+    assert changed[0].startswith("xxx")
+    assert changed[0].endswith("zzz...")
+
+
+@pytest.mark.parametrize("how", ["deleted", "elsewhere"])
+def test_a_run_that_is_gone_begins_anew_and_says_so(
+    how: str, tracker: MlflowTracker, storage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    identity = tracker.open(info())
+    if how == "deleted":
+        tracker._client.delete_run(tracker._run_id)
+    else:
+        identity = {"mlflow_run_id": "0" * 32}
+    again = MlflowTracker(TrackingConfig(), storage)
+    assert again.open(info(previous=identity, attempt=2))["mlflow_run_id"] != identity["mlflow_run_id"]
+    assert "a new one begins" in capsys.readouterr().out
+
+
+def test_an_old_error_does_not_stay_on_a_run_that_ends_well(tracker: MlflowTracker, storage: str) -> None:  # case D2
+    identity = tracker.open(info())
+    tracker.event(Event("started", 0, {"world_size": 1, "device": "cpu"}))
+    tracker.close("FAILED", "ValueError: at http://me:pw@host/x")
+    again = MlflowTracker(TrackingConfig(), storage)
+    again.open(info(previous=identity, attempt=2))
+    again.event(Event("started", 0, {"world_size": 1, "device": "cpu"}))
+    again.close("FINISHED", None)
+    tags = run_of(again).data.tags
+    assert "raytrain.error" not in tags
+    assert tags["raytrain.error.before"] == "ValueError: at http://***@host/x"
+    assert tags["raytrain.worker_starts"] == "2"
+
+
+def test_no_credentials_reach_the_store(tracker: MlflowTracker) -> None:
+    uri = "http://me:hunter2@host/x"
+    tracker.open(
+        info(
+            params={"tracking.uri": uri, "task.api_key": "hunter2", "task.pad_token": 7},
+            config_yaml=f"tracking:\n  uri: {uri}\ntask:\n  api_key: hunter2\n  lr: 0.1\n",
+            folder="s3://key:hunter2@bucket/r",
+            tags={"where": uri},
+        )
+    )
+    run = run_of(tracker)
+    config = Path(tracker._client.download_artifacts(tracker._run_id, "job/config.yaml")).read_text()
+    assert "hunter2" not in f"{run.data.params} {run.data.tags} {config}"
+    assert run.data.params["task.pad_token"] == "7"
+    assert "lr: 0.1" in config
+
+
+def test_odd_names_of_sets_and_tags_do_not_stop_a_start(tracker: MlflowTracker) -> None:
+    tracker.open(info(datasets=[{"name": "val@1", "num_rows": 3}], tags={"a@b(": "x", "long": "y" * 9000}))
+    tags = run_of(tracker).data.tags
+    assert tags["raytrain.data.val_1.num_rows"] == "3"
+    assert tags["a_b_"] == "x"
+    assert tags["long"].startswith("yyy")
+
+
+def test_an_open_that_fails_half_way_leaves_no_running_run(
+    tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(tracker._client, "log_batch", refuse)
+    with pytest.raises(TrackingError, match="gone"):
+        tracker.open(info())
+    assert run_of(tracker).info.status == "FAILED"
+
+
+def test_the_browse_command_is_one_that_a_shell_takes(tracker: MlflowTracker, storage: str) -> None:
+    tracker.open(info())
+    command, *arguments = shlex.split(tracker.browse())
+    assert arguments == ["ui", "--backend-store-uri", f"sqlite:///{storage}/mlflow.db"]
+    assert Path(command).exists()
+    assert "--backend-store-uri" in subprocess.run([command, "ui", "--help"], capture_output=True, text=True).stdout
+
+
+def test_many_rows_are_written_in_few_requests(tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker.open(info())
+    sizes = []
+    send = tracker._client.log_batch
+    monkeypatch.setattr(
+        tracker._client, "log_batch", lambda run, metrics: (sizes.append(len(metrics)), send(run, metrics))
+    )
     tracker.log([row(step, a=1.0, b=2.0) for step in range(1, 1201)])
-    assert len(points(tracker, "a")) == len(points(tracker, "b")) == 1200
+    assert sizes == [1000, 1000, 1000, 600]
+    assert len(points(tracker, "a")) == len(points(tracker, "b")) == len(points(tracker, "epoch")) == 1200
 
 
-# -- names, secrets, console ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "cleaned"),
-    [
-        ("val/loss", "val/loss"),
-        ("mAP@0.5", "mAP_0.5"),
-        ("a(b)", "a_b_"),
-        ("", "_"),
-        ("../x", "_/x"),
-        ("/a/", "a"),
-        ("ü", "ü"),
-    ],
-)
-def test_names_are_cleaned(name: str, cleaned: str) -> None:
-    assert clean(name) == cleaned
-
-
-def test_names_that_collide_stay_apart() -> None:
-    names = clean_all(["a@b", "a_b", "a#b"])
-    assert names["a_b"] == "a_b"
-    assert len(set(names.values())) == 3
-    assert len(clean("x" * 400)) == 250
-    assert param_values({"x": "y" * 7000})["x"].endswith("...")
-
-
-@pytest.mark.parametrize(
-    ("text", "safe"),
-    [
-        ("job --api-key=abc --lr 1", "job --api-key=*** --lr 1"),
-        ("job --db_password s3cret", "job --db_password ***"),
-        ("--uri http://me:pw@host/x", "--uri http://***@host/x"),
-        ("--task.lr 0.1", "--task.lr 0.1"),
-    ],
-)
-def test_secrets_are_left_out_of_commands(text: str, safe: str) -> None:
-    assert without_secrets(text) == safe
+# -- console ----------------------------------------------------------------------------------------------------------------
 
 
 def test_the_console_shows_few_lines_and_the_last_evaluation() -> None:

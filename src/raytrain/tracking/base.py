@@ -1,4 +1,4 @@
-"""What a tracker is: four methods, called on the driver, by one thread, in order."""
+"""What a tracker is: four methods, called on the driver, in order; after ``open`` by one thread of its own."""
 
 from __future__ import annotations
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import math
-import os
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -13,58 +11,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain.config import TrackingConfig
-from raytrain.errors import TrackingError
 from raytrain.report import Event, Row
 from raytrain.tracking.base import RunInfo, Status
-from raytrain.tracking.names import clean_all, param_values
+from raytrain.tracking.mlflow_store import MlflowStore
+from raytrain.tracking.names import clean, clean_apart, fit, number, param_values, tag_values
 from raytrain.tracking.provenance import facts, without_secrets
 
 if TYPE_CHECKING:
+    from mlflow.entities import Param, Run
     from mlflow.tracking import MlflowClient
 
 _MAX_METRICS = 1000  # per request, MLflow's own limit
 _MAX_PARAMS = 100
 _ERROR_CHARS = 4000
-
-# MLflow's own defaults wait for minutes on a server that is away; the driver's thread must not. A user's values win.
-_HTTP = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
+_CHANGE_CHARS = 500
 
 
 class MlflowTracker:
     """Writes a run to MLflow by ``MlflowClient`` only: nothing is active in the process, nothing ends a run by itself.
 
+    Sets short limits for MLflow's HTTP client in the environment of this process, where they are not set.
+
     Args:
         config: Where and under which names.
         storage: The runs' storage; a local one holds the default database.
-
-    Attributes:
-        uri: The tracking URI.
     """
 
     def __init__(self, config: TrackingConfig, storage: str) -> None:
-        self._config = config
-        folder = Path(storage) if "://" not in storage else Path("runs").absolute()
-        self._folder = folder
-        self.uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.absolute()}/mlflow.db"
-        self._lazy_client: MlflowClient | None = None
+        self._store = MlflowStore(config, storage)
         self._run_id = ""
-        self._experiment_id = ""
+        self._num_starts = 0
         self._seen: dict[str, int] = {}
         self._names: dict[str, str] = {}
+        self._first_try_ms: dict[int, int] = {}
         self._told: set[str] = set()
 
     @property
-    def _client(self) -> MlflowClient:
-        """MLflow takes a second to import: only the driver does it, and only when it is used."""
-        if self._lazy_client is None:
-            for name, value in _HTTP.items():
-                os.environ.setdefault(name, value)
-            for name in ("alembic", "mlflow.store.db.utils", "mlflow.tracking.fluent"):
-                logging.getLogger(name).setLevel(logging.ERROR)
-            from mlflow.tracking import MlflowClient
+    def uri(self) -> str:
+        """The tracking URI, without credentials."""
+        return self._store.uri
 
-            self._lazy_client = MlflowClient(tracking_uri=self.uri)
-        return self._lazy_client
+    @property
+    def _client(self) -> MlflowClient:
+        return self._store.client
 
     def check(self, experiment: str = "raytrain") -> None:
         """See that the store answers and the experiment can be used; made when it does not exist.
@@ -72,99 +61,117 @@ class MlflowTracker:
         Raises:
             TrackingError: It does not; with the reason and the cure.
         """
-        if self.uri.startswith("file:") or ("://" not in self.uri and not self.uri.startswith("sqlite:")):
-            raise TrackingError(
-                f"the MLflow URI {without_secrets(self.uri)!r} is a folder; MLflow no longer keeps runs in folders. Use a "
-                f"database instead, such as tracking.uri=sqlite:///{self._folder.absolute()}/mlflow.db, or unset "
-                "MLFLOW_TRACKING_URI for that default."
-            )
-        name = self._experiment_name(experiment)
-        try:
-            if self.uri.startswith("sqlite:///"):
-                Path(self.uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-            found = self._client.get_experiment_by_name(name)
-            if found is not None and found.lifecycle_stage == "deleted":
-                raise TrackingError(
-                    f"the MLflow experiment {name!r} was deleted. Restore it (mlflow experiments restore -x "
-                    f"{found.experiment_id}), or choose another tracking.experiment."
-                )
-            self._experiment_id = found.experiment_id if found else self._create_experiment(name)
-        except TrackingError:
-            raise
-        except Exception as error:
-            raise TrackingError(
-                f"MLflow at {without_secrets(self.uri)} does not answer: {type(error).__name__}: {str(error)[:300]}. Start the "
-                "server, correct tracking.uri or MLFLOW_TRACKING_URI, or train without it (tracking.mlflow=false)."
-            ) from None
-
-    def _experiment_name(self, default: str) -> str:
-        return self._config.experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or default
-
-    def _create_experiment(self, name: str) -> str:
-        location = (self._folder / "mlartifacts").absolute().as_uri() if self.uri.startswith("sqlite:") else None
-        return self._client.create_experiment(name, artifact_location=location)
+        self._store.check(experiment)
 
     def open(self, run: RunInfo) -> dict[str, str]:
-        """Begin the run, or go on with the one of the start before."""
-        if not self._experiment_id:
-            self.check(run.task)
-        self._run_id = self._existing(run) or self._create(run)
-        self._log_params(run)
-        self._upload(run)
-        return {"mlflow_run_id": self._run_id, "mlflow_uri": without_secrets(self.uri)}
+        """Begin the run, or go on with the one of the start before.
 
-    def _existing(self, run: RunInfo) -> str | None:
+        Raises:
+            TrackingError: MLflow refuses, or went away since ``check``.
+        """
+        if not self._store.experiment_id:
+            self.check(run.task)
+        with self._store.refusals():
+            before = self._existing(run)
+            try:
+                if before is None:
+                    self._create(run)
+                else:
+                    self._go_on(run, before)
+                self._log_params(run, before.data.params if before else {})
+                self._upload(run)
+            except Exception:
+                with contextlib.suppress(Exception):  # no run stays RUNNING; the error itself matters more
+                    if self._run_id:
+                        self._client.set_terminated(self._run_id, "FAILED")
+                raise
+        return {"mlflow_run_id": self._run_id, "mlflow_uri": self.uri}
+
+    def _existing(self, run: RunInfo) -> Run | None:
+        from mlflow.exceptions import MlflowException
+
         run_id = run.previous.get("mlflow_run_id")
         if not run_id:
             return None
         try:
             found = self._client.get_run(run_id)
-        except Exception:
-            self._tell(
-                f"the MLflow run {run_id} of the earlier start is not at {without_secrets(self.uri)}; a new one begins."
-            )
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise  # a server in trouble must not make a second run of one experiment
+            self._tell(f"the MLflow run {run_id} of the earlier start is not at {self.uri}; a new one begins.")
             return None
-        self._client.update_run(run_id, status="RUNNING")
-        self._client.set_tag(run_id, "raytrain.attempt", str(run.attempt))
-        for name in found.data.metrics:
-            self._seen[name] = max(point.step for point in self._client.get_metric_history(run_id, name))
-        return run_id
+        if found.info.lifecycle_stage == "deleted":
+            self._tell(f"the MLflow run {run_id} of the earlier start was deleted; a new one begins.")
+            return None
+        return found
 
-    def _create(self, run: RunInfo) -> str:
-        tags = {
-            **facts(run.job_source),
-            "raytrain.attempt": str(run.attempt),
-            "raytrain.folder": without_secrets(run.folder),
-            **{f"raytrain.data.{d['name']}.num_rows": str(d["num_rows"]) for d in run.datasets},
-            **run.tags,
-        }
-        created = self._client.create_run(self._experiment_id, run_name=run.name, tags=tags)
-        run_id: str = created.info.run_id
-        return run_id
+    def _go_on(self, run: RunInfo, before: Run) -> None:
+        self._run_id = before.info.run_id
+        self._client.update_run(self._run_id, status="RUNNING")
+        # MLflow's latest point of a metric is the one with the highest step; its public view drops the step.
+        self._seen = {point.key: point.step for point in before.data.to_proto().metrics}
+        tags, now = before.data.tags, facts(run.job_source)
+        self._num_starts = int(tags.get("raytrain.worker_starts", "0"))
+        self._set_tags({"raytrain.attempt": run.attempt})
+        if "raytrain.error" in tags:
+            self._set_tags({"raytrain.error.before": tags["raytrain.error"]})
+            self._client.delete_tag(self._run_id, "raytrain.error")
+        commit = "mlflow.source.git.commit"
+        if tags.get(commit) != now.get(commit):
+            self._set_tags({"raytrain.changed.commit": f"{tags.get(commit)} -> {now.get(commit)}"})
 
-    def _log_params(self, run: RunInfo) -> None:
+    def _create(self, run: RunInfo) -> None:
+        data = {f"raytrain.data.{d['name']}.{key}": d[key] for d in run.datasets for key in d if key != "name"}
+        own = {**facts(run.job_source), "raytrain.attempt": run.attempt, "raytrain.folder": run.folder, **data}
+        tags = tag_values({**own, **run.tags})
+        self._run_id = self._client.create_run(self._store.experiment_id, run_name=run.name, tags=tags).info.run_id
+
+    def _log_params(self, run: RunInfo, present: Mapping[str, str]) -> None:
         """Params cannot change in MLflow: what a later start changed becomes a tag."""
         from mlflow.entities import Param
 
-        present = self._client.get_run(self._run_id).data.params
         wanted = param_values(run.params)
         new = [Param(name, value) for name, value in wanted.items() if name not in present]
         for start in range(0, len(new), _MAX_PARAMS):
-            self._client.log_batch(self._run_id, params=new[start : start + _MAX_PARAMS])
-        for name, value in wanted.items():
-            if name in present and present[name] != value and not name.startswith("run."):
-                self._client.set_tag(self._run_id, f"raytrain.changed.{name}", f"{present[name]} -> {value}")
+            self._send_params(new[start : start + _MAX_PARAMS])
+        changes = {
+            clean(f"raytrain.changed.{name}"): f"{fit(present[name], _CHANGE_CHARS)} -> {fit(value, _CHANGE_CHARS)}"
+            for name, value in wanted.items()
+            if present.get(name, value) != value and not name.startswith("run.")
+        }
+        self._set_tags(changes)
+
+    def _send_params(self, params: Sequence[Param]) -> None:
+        """One refused param must not lose the others: then each goes alone, and what is refused is told."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            self._client.log_batch(self._run_id, params=params)
+        except MlflowException as error:
+            if error.error_code != "INVALID_PARAMETER_VALUE":
+                raise
+            if len(params) > 1:
+                for param in params:
+                    self._send_params([param])
+            else:
+                self._tell(f"MLflow did not take the param {params[0].key!r}: {str(error)[:200]}", params[0].key)
+
+    def _set_tags(self, tags: Mapping[str, Any]) -> None:
+        from mlflow.entities import RunTag
+
+        if tags:
+            self._client.log_batch(self._run_id, tags=[RunTag(name, value) for name, value in tag_values(tags).items()])
 
     def _upload(self, run: RunInfo) -> None:
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder, "config.yaml")
-            config.write_text(run.config_yaml)
+            config.write_text(without_secrets(run.config_yaml), encoding="utf-8")
             files = [config, *([Path(run.job_source)] if run.job_source else [])]
             for file in files:
                 try:
                     self._client.log_artifact(self._run_id, str(file), "job")
                 except Exception as error:
-                    self._tell(f"MLflow did not take the artifact {file.name}: {str(error)[:200]}")
+                    self._tell(f"MLflow did not take the artifact {file.name}: {str(error)[:200]}", file.name)
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write rows in few requests. A later start never writes a (metric, step) twice."""
@@ -173,64 +180,63 @@ class MlflowTracker:
         now_ms = int(time.time() * 1000)
         points = []
         for row in rows:
+            # A batch whose answer got lost is sent again; only with its first time stamps does MLflow drop it as known.
+            first_ms = self._first_try_ms.setdefault(row.step, now_ms)
             for name, value in {**row.values, "epoch": row.epoch}.items():
-                key = self._name(name)
-                number = self._number(name, value)
-                if number is not None and row.step > self._seen.get(key, -1):
-                    points.append(Metric(key, number, now_ms, row.step))
+                key, as_number = self._name(name), self._number(name, value)
+                if as_number is not None and row.step > self._seen.get(key, -1):
+                    points.append(Metric(key, as_number, first_ms, row.step))
         for start in range(0, len(points), _MAX_METRICS):
             batch = points[start : start + _MAX_METRICS]
             self._client.log_batch(self._run_id, metrics=batch)
-            for point in batch:
-                self._seen[point.key] = point.step
+            self._seen.update({point.key: point.step for point in batch})
+        self._first_try_ms.clear()
 
     def _name(self, name: str) -> str:
         if name not in self._names:
-            self._names = clean_all([*self._names, name])
+            self._names[name] = clean_apart(name, self._names.values())  # one that is in use keeps its name
             if self._names[name] != name:
                 self._tell(f"MLflow does not allow the metric name {name!r}; it is written as {self._names[name]!r}.")
         return self._names[name]
 
     def _number(self, name: str, value: Any) -> float | None:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            self._tell(f"the metric {name!r} is {value!r}, not a number; MLflow does not get it.")
-            return None
-        if math.isinf(number):
+        as_number = number(value)
+        if as_number is None:
+            self._tell(f"the metric {name!r} is {value!r}, not a number; MLflow does not get it.", f"text {name}")
+        elif math.isinf(as_number):
             # MLflow's database gives infinity back as 1.8e308, a number that never was: NaN shows that there was none.
             self._tell(f"the metric {name!r} was infinite; MLflow shows it as NaN.")
             return math.nan
-        return number
+        return as_number
 
     def event(self, event: Event) -> None:
         """Keep what happened as tags."""
-        tags: Mapping[str, str] = {}
-        if event.kind in ("checkpoint", "best"):
-            tags = {"raytrain.checkpoint.last": f"{event.data['uri']}"}
-            if event.kind == "best":
-                tags = {**tags, "raytrain.checkpoint.best": f"{event.data['uri']}"}
+        data = event.data
+        if event.kind == "checkpoint":
+            self._set_tags({"raytrain.checkpoint.last": data["uri"]})
+        elif event.kind == "best":
+            self._set_tags({"raytrain.checkpoint.last": data["uri"], "raytrain.checkpoint.best": data["uri"]})
         elif event.kind == "started":
-            tags = {"raytrain.world_size": f"{event.data['world_size']}", "raytrain.device": f"{event.data['device']}"}
+            starts = self._num_starts + 1  # counted when it is written: an event may come again after an outage
+            place = {"raytrain.world_size": data["world_size"], "raytrain.device": data["device"]}
+            self._set_tags({"raytrain.worker_starts": starts, **place})
+            self._num_starts = starts
         elif event.kind == "finished":
-            tags = {"raytrain.end": f"{event.data['reason']}"}
-        for name, value in tags.items():
-            self._client.set_tag(self._run_id, name, value)
+            self._set_tags({"raytrain.end": data["reason"]})
 
     def close(self, status: Status, error: str | None) -> None:
         """End the run with its true status, and the error's text."""
-        if error:
-            self._client.set_tag(self._run_id, "raytrain.error", without_secrets(error)[:_ERROR_CHARS])
-        self._client.set_terminated(self._run_id, status)
+        try:
+            if error:
+                self._set_tags({"raytrain.error": fit(error, _ERROR_CHARS)})
+        finally:
+            self._client.set_terminated(self._run_id, status)
 
     def browse(self) -> str:
         """The one command, or address, to look at the run."""
-        if self.uri.startswith("http"):
-            return f"{without_secrets(self.uri)}/#/experiments/{self._experiment_id}/runs/{self._run_id}"
-        command = Path(sys.executable).parent / "mlflow"  # of this environment, whether it is activated or not
-        return f"{command if command.exists() else 'mlflow'} ui --backend-store-uri '{without_secrets(self.uri)}'"
+        return self._store.browse(self._run_id)
 
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            print(f"raytrain: warning: {text}", flush=True)
+    def _tell(self, text: str, once_for: str = "") -> None:
+        if (once_for or text) not in self._told:
+            self._told.add(once_for or text)
+            print(f"raytrain: warning: {without_secrets(text)}", flush=True)

@@ -5,13 +5,29 @@ from __future__ import annotations
 import getpass
 import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_SECRET_FLAG = re.compile(r"(?i)([\w.\-]*(?:password|passwd|secret|token|api[-_]?key|credential)[\w.\-]*)(=|\s+)(\S+)")
-_USER_INFO = re.compile(r"(\w+://)[^/\s@]+@")
+_GIT_LIMIT_S = 2.0
+
+# A name that ends so is taken for a secret, unless it is a token of text models, such as pad_token.
+_OF_TEXT = ("pad", "eos", "bos", "unk", "mask", "sep", "cls", "start", "end", "stop", "image", "special", "per")
+_TOKEN = "".join(f"(?<!{word}[_-])" for word in _OF_TEXT) + "token"
+_KEY = rf"(?:password|passwd|secret|credentials?|(?:api|access|secret|private|account)[_-]?key|{_TOKEN})(?![\w-])"
+_NAME = rf"[\w.\-]{{0,200}}{_KEY}"  # bounded: texts may be long, and time must not grow with their square
+_VALUE = r"(?:\"[^\"]*\"|'[^']*'|[^\s&,;'\"]+)"
+_SECRETS = [
+    (re.compile(r"(://)[^/\s'\"]+@"), r"\1***@"),  # user:password@ of a URL
+    (re.compile(rf"(?i)({_KEY}=){_VALUE}"), r"\1***"),  # --token=x, ?token=x
+    (re.compile(rf"(?i)((?<![\w-])--?{_NAME}\s+)(?!-){_VALUE}"), r"\1***"),  # --token x
+    (re.compile(rf"(?im)^([ \t]{{0,40}}{_NAME}:[ \t]+)\S.*$"), r"\1***"),  # a line of YAML
+    (re.compile(rf"(?i)({_KEY}[\"']:\s*){_VALUE}"), r"\1***"),  # an item of a dict
+    (re.compile(r"(?i)(\bbearer\s+)[\w.~+/=\-]{8,}"), r"\1***"),
+]
 
 
 def facts(job_source: str | None) -> dict[str, str]:
@@ -21,7 +37,7 @@ def facts(job_source: str | None) -> dict[str, str]:
         "mlflow.user": _user(),
         "mlflow.source.name": job_source or sys.argv[0],
         "mlflow.source.type": "LOCAL",
-        "raytrain.command": without_secrets(" ".join(sys.argv)),
+        "raytrain.command": command(sys.argv),
         **{f"raytrain.version.{name}": _version(name) for name in ("raytrain", "torch", "ray", "mlflow")},
         **git(folder),
     }
@@ -31,30 +47,60 @@ def facts(job_source: str | None) -> dict[str, str]:
 
 
 def git(folder: Path) -> dict[str, str]:
-    """Commit, branch and whether files differ from it; nothing outside of a repository or without git."""
+    """Commit, branch and whether files differ from it, as far as git tells in time; nothing without git or a repository."""
     commit = _git(folder, "rev-parse", "HEAD")
     if not commit:
         return {}
+    branch = _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")  # none when a commit is checked out
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
     return {
         "mlflow.source.git.commit": commit,
-        "mlflow.source.git.branch": _git(folder, "rev-parse", "--abbrev-ref", "HEAD"),
-        "raytrain.git.dirty": str(bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))).lower(),
+        **({"mlflow.source.git.branch": branch} if branch else {}),
+        **({"raytrain.git.dirty": str(changes != "").lower()} if changes is not None else {}),
     }
 
 
+def is_secret(name: str) -> bool:
+    """Whether a flag or param of this name holds a secret."""
+    return re.fullmatch(_NAME, name[-200:], re.IGNORECASE) is not None
+
+
 def without_secrets(text: str) -> str:
-    """A command line without values of flags that look secret and without user information in URLs."""
-    return _USER_INFO.sub(r"\1***@", _SECRET_FLAG.sub(r"\1\2***", text))
+    """A text without the values of what looks secret and without user information in URLs."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
-def _git(folder: Path, *arguments: str) -> str:
+def command(arguments: Sequence[str]) -> str:
+    """A command line without secrets, also where they hold spaces."""
+    words: list[str] = []
+    secret_is_next = False
+    for word in arguments:
+        name, equals, _ = word.partition("=")
+        secret = name.startswith("-") and is_secret(name)
+        if secret_is_next and not word.startswith("--"):
+            words.append("***")
+        else:
+            words.append(f"{name}=***" if secret and equals else without_secrets(shlex.quote(word)))
+        secret_is_next = secret and not equals
+    return " ".join(words)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git prints, or None when it fails or takes too long."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=5, check=False
+            ["git", "-C", str(folder), *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_GIT_LIMIT_S,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _user() -> str:
