@@ -200,6 +200,9 @@ class RunConfig:
             ok = bool(self.name.strip()) and not re.search(r"[/\\\0]", self.name) and self.name not in (".", "..")
             _check(ok, "run.name", self.name, "a file name without slashes")
         _check(bool(self.storage.strip()), "run.storage", self.storage, "a folder or a URI")
+        _no_password(
+            "run.storage", self.storage, "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or a role"
+        )
         _check(
             self.resume != "must" or self.name is not None, "run.resume", self.resume, "'must' together with run.name"
         )
@@ -219,3 +222,16 @@ class TrackingConfig:
     """Tags for the MLflow run."""
     progress: bool = True
     """Print progress lines."""
+
+    def __post_init__(self) -> None:
+        cure = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the whole URI into MLFLOW_TRACKING_URI"
+        _no_password("tracking.uri", self.uri or "", cure)
+
+
+def _no_password(name: str, uri: str, cure: str) -> None:
+    """Settings are written down (in the run's folder, as params): none may hold a password."""
+    user, at, _ = uri.partition("://")[2].partition("/")[0].rpartition("@")
+    if at and ":" in user:
+        raise ConfigError(
+            f"{name} holds a password, and settings are written down with the run. Leave it out of the URI and put it into {cure}."
+        )

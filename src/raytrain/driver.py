@@ -18,7 +18,7 @@ from raytrain.history import read
 from raytrain.identity import RunRecord, compare
 from raytrain.options import Options, dump, flatten
 from raytrain.preflight import Findings
-from raytrain.report import Event, Report, Row
+from raytrain.report import Report, Row
 from raytrain.result import Result
 from raytrain.storage import Storage
 from raytrain.task import Task
@@ -93,42 +93,23 @@ class Driver:
             Where the workers' reports go.
         """
         self._open()
-        trackers: list[Tracker] = [self._watch]
-        if self._options.tracking.progress:
-            trackers.append(ConsoleTracker())
-        if self._tracker is not None:
-            trackers.append(self._tracker)
-        info = self._info()
-        identity: dict[str, str] = {}
-        for tracker in trackers:
-            identity |= tracker.open(info)
-        if self._tracker is not None:
-            self._tracker.log(self._history)  # what an earlier start kept but could not send; it takes each point once
-            identity["mlflow_browse"] = self._tracker.browse()
-        self._record = self._record.with_trackers(identity)
-        self._record.save(self._folder)
-        collector = Collector(trackers, history=self._history)
+        collector: Collector | None = None
         status: Status = "FAILED"
         error: str | None = None
-
-        def deliver(report: Report) -> None:
-            if any(event.kind == "resumed" for event in report.events):
-                # Workers that died took rows with them that were on their way; the checkpoint's history has them.
-                collector.put(Report(tuple(read(self._folder))))
-            collector.put(report)
-
         try:
-            yield deliver
+            collector = self._collector()
+            yield self._deliver_to(collector)
             status = "KILLED" if self._watch.stopped else "FINISHED"
         except KeyboardInterrupt:
             status, error = "KILLED", "interrupted"
             raise
         except BaseException as caught:
-            status, error = "FAILED", str(caught)
+            error = str(caught)
             raise
         finally:
-            collector.close(status, error)
-            self._history = collector.history
+            if collector is not None:
+                collector.close(status, error)
+                self._history = collector.history
             self._end(status, error)
 
     def result(self) -> Result:
@@ -181,6 +162,35 @@ class Driver:
         if source is not None:
             self._folder.write("job.py", source.read_bytes())
 
+    def _collector(self) -> Collector:
+        """Trackers open and recorded, and what an earlier start kept but could not send on its way to MLflow."""
+        info = self._info()
+        trackers: list[Tracker] = [ConsoleTracker()] if self._options.tracking.progress else []
+        if self._tracker is not None:
+            trackers.append(self._tracker)
+        identity: dict[str, str] = {}
+        for tracker in trackers:
+            identity |= tracker.open(info)
+        if self._tracker is not None:
+            identity["mlflow_browse"] = self._tracker.browse()
+        self._record = self._record.with_trackers(identity)
+        self._record.save(self._folder)
+        collector = Collector(trackers, history=self._history)
+        if self._tracker is not None:
+            collector.catch_up(self._tracker)
+        return collector
+
+    def _deliver_to(self, collector: Collector) -> Callable[[Report], None]:
+        def deliver(report: Report) -> None:
+            # Seen here and not on a tracker's thread: what the run ended with must be known when the workers have ended.
+            self._watch.see(report)
+            if any(event.kind == "resumed" for event in report.events):
+                # Workers that died took rows with them that were on their way; the checkpoint's history has them.
+                collector.put(Report(tuple(read(self._folder))))
+            collector.put(report)
+
+        return deliver
+
     def _info(self) -> RunInfo:
         plan = self._findings.plan
         sets = [("train", plan)] if plan else []
@@ -208,29 +218,23 @@ class Driver:
 
 
 class _Watch:
-    """A tracker that remembers how far the run came and how it ended."""
+    """Remembers how far the run came and how it ended."""
 
     def __init__(self) -> None:
         self.stopped = False
         self.step: int | None = None
         self.best_step: int | None = None
 
-    def open(self, run: RunInfo) -> dict[str, str]:
-        return {}
-
-    def log(self, rows: Sequence[Row]) -> None:
-        if rows:
-            self.step = max(self.step or 0, rows[-1].step)
-
-    def event(self, event: Event) -> None:
-        self.step = max(self.step or 0, event.step)
-        if event.kind == "best":
-            self.best_step = event.step
-        if event.kind == "finished":
-            self.stopped = event.data.get("reason") == "stopped"
-
-    def close(self, status: str, error: str | None) -> None:
-        pass
+    def see(self, report: Report) -> None:
+        """Take note of a report."""
+        steps = [row.step for row in report.rows] + [event.step for event in report.events]
+        if steps:
+            self.step = max(self.step or 0, *steps)
+        for event in report.events:
+            if event.kind == "best":
+                self.best_step = event.step
+            if event.kind == "finished":
+                self.stopped = event.data.get("reason") == "stopped"
 
 
 def _kebab(name: str) -> str:

@@ -65,6 +65,14 @@ class Collector:
         except Exception as failure:
             self._warn(f"a report was not understood and is lost: {_text(failure)}")
 
+    def catch_up(self, tracker: Tracker) -> None:
+        """Give the rows of earlier starts to a tracker that takes each point once: it may have missed some."""
+        with self._lock:
+            rows = self._history.rows()
+            for outlet in self._outlets:
+                if outlet.tracker is tracker:
+                    outlet.give(rows, ())
+
     def close(self, status: Status, error: str | None, limit_s: float = 15.0) -> None:
         """Give out what is left and close all trackers; gives up on what hangs after the limit, and says so."""
         deadline = time.monotonic() + limit_s
@@ -129,7 +137,7 @@ class _Outlet:
     """One tracker with its thread, and the rows and events that it still has to get."""
 
     def __init__(self, tracker: Tracker, warn: Callable[[str], None]) -> None:
-        self._tracker, self._warn = tracker, warn
+        self.tracker, self._warn = tracker, warn
         self.name = type(tracker).__name__
         self._waiting: list[Row | Event] = []
         self._changed = threading.Condition()
@@ -177,7 +185,7 @@ class _Outlet:
         if lost or self._waiting:
             self._complain("lost", f"{lost} rows and what happened since did not reach {self.name}")
         try:
-            self._tracker.close(*end)
+            self.tracker.close(*end)
         except Exception as failure:
             self._complain("close", f"{self.name} could not end the run as {end[0]}: {_text(failure)}")
 
@@ -211,9 +219,9 @@ class _Outlet:
 
     def _send(self, batch: Sequence[Row | Event]) -> None:
         if isinstance(batch[0], Event):
-            self._tracker.event(batch[0])
+            self.tracker.event(batch[0])
         else:
-            self._tracker.log([row for row in batch if isinstance(row, Row)])
+            self.tracker.log([row for row in batch if isinstance(row, Row)])
 
     def _next_batch(self) -> list[Row | Event]:
         """One event, or the rows before the next one."""
