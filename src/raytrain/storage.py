@@ -39,7 +39,7 @@ class Storage:
         if filesystem is not None:
             self.filesystem, self.path, self._prefix = filesystem, place.rstrip("/") or "/", ""
         else:
-            self.filesystem, self.path, self._prefix = _locate(place)
+            self.filesystem, self.path, self._prefix = locate(place)
 
     @property
     def is_local(self) -> bool:
@@ -162,7 +162,12 @@ class Storage:
             ) from error
 
 
-def _locate(place: str) -> tuple[fs.FileSystem, str, str]:
+def locate(place: str, setting: str = "run.storage") -> tuple[fs.FileSystem, str, str]:
+    """(filesystem, path on it, what stands before the path in a URI) of a folder or URI.
+
+    Raises:
+        StorageError: The URI is not understood; the text names the setting.
+    """
     if "://" not in place:
         path = Path(place).expanduser().absolute()
         return fs.LocalFileSystem(), path.as_posix().rstrip("/") or "/", ""
@@ -173,7 +178,7 @@ def _locate(place: str) -> tuple[fs.FileSystem, str, str]:
         filesystem, path = fs.FileSystem.from_uri(place)
     except (ValueError, OSError) as error:
         raise StorageError(
-            f"run.storage = {_without_secrets(place)!r} is not understood: {error}. Allowed: a folder, file://, s3://, gs:// or "
+            f"{setting} = {_without_secrets(place)!r} is not understood: {error}. Allowed: a folder, file://, s3://, gs:// or "
             "another URI that pyarrow knows."
         ) from None
     query = f"?{parts.query}" if parts.query else ""

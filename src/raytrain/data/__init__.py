@@ -1,23 +1,41 @@
-"""Data: the order of samples, each rank's share of it, and random streams that belong to samples."""
+"""Data: the order of samples, each rank's share of it, tables and streams, and random streams that belong to samples."""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from raytrain.data.batch import Batch
+from raytrain.data.batched import BatchDataset
 from raytrain.data.device import move
 from raytrain.data.loader import EvalLoader, TrainLoader, eval_loader, plan_eval, plan_train, train_loader
 from raytrain.data.order import Order
 from raytrain.data.randomness import get_rng_state, sample_generator, seed_everything, set_rng_state
 from raytrain.data.source import DataPlan
 
+if TYPE_CHECKING:
+    from raytrain.data.columns import Categories, Image, Packed, Padded
+    from raytrain.data.hashing import HashPart
+    from raytrain.data.table import TableDataset, arrow, parquet
+
 __all__ = [
     "Batch",
+    "BatchDataset",
+    "Categories",
     "DataPlan",
     "EvalLoader",
+    "HashPart",
+    "Image",
     "Order",
+    "Packed",
+    "Padded",
+    "TableDataset",
     "TrainLoader",
+    "arrow",
     "eval_loader",
     "get_rng_state",
     "move",
+    "parquet",
     "plan_eval",
     "plan_train",
     "sample_generator",
@@ -25,3 +43,21 @@ __all__ = [
     "set_rng_state",
     "train_loader",
 ]
+
+# Loaded on first use: a worker that reads no tables need not import pyarrow's readers.
+_LAZY = {
+    "Categories": "columns",
+    "HashPart": "hashing",
+    "Image": "columns",
+    "Packed": "columns",
+    "Padded": "columns",
+    "TableDataset": "table",
+    "arrow": "table",
+    "parquet": "table",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"raytrain.data.{_LAZY[name]}"), name)
+    raise AttributeError(f"module 'raytrain.data' has no attribute {name!r}")

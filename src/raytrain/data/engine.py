@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from raytrain.data.batch import Batch, Slot
-from raytrain.data.fetch import Fetcher, passed
+from raytrain.data.batched import BatchDataset
+from raytrain.data.fetch import Fetcher, below_subsets, passed
 from raytrain.data.order import key_of
 from raytrain.data.source import Source
 
@@ -23,6 +24,9 @@ class Engine:
     """
 
     def __init__(self, source: Source, seed: int, rank: int, tell_epoch: bool) -> None:
+        below = below_subsets(source.dataset)[0]
+        if isinstance(below, BatchDataset):
+            below.prepare()  # here, so that loader processes find it done
         settings = dict(source.settings)
         collate_fn = settings.pop("collate_fn", None) or default_collate
         self._fetcher = Fetcher(source.dataset, collate_fn, seed, tell_epoch)

@@ -12,6 +12,7 @@ import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset, default_collate
 
 from raytrain.data.batch import Slot
+from raytrain.data.batched import BatchDataset
 from raytrain.data.order import Indices
 from raytrain.data.randomness import current, fetching
 from raytrain.errors import DataError
@@ -31,7 +32,7 @@ class Fetcher:
 
     def __init__(self, dataset: Any, collate_fn: Callable[[list[Any]], Any], seed: int, tell_epoch: bool) -> None:
         self._dataset, self._collate_fn, self._seed = dataset, collate_fn, seed
-        self._tensors = tensor_rows(dataset, collate_fn)
+        self._whole = tensor_rows(dataset, collate_fn) or batch_rows(dataset)
         self._by_batch = fetches_batches(dataset)
         self._tell_epoch = tell_epoch and callable(getattr(dataset, "set_epoch", None))
         self._epoch = -1
@@ -49,18 +50,29 @@ class Fetcher:
         Raises:
             DataError: The user's code failed; with its line and the samples.
         """
-        if self._tensors is not None:
-            return self._tensors(slot.indices)
+        if self._whole is not None and not self._whole.draws:
+            return self._whole(slot.indices)
         if self._tell_epoch and slot.epoch != self._epoch:
             self._dataset.set_epoch(slot.epoch)
             self._epoch = slot.epoch
         indices = slot.indices.tolist()
         with fetching(self._seed, slot.epoch, slot.index, slot.rank, slot.micro):
+            if self._whole is not None:
+                return self._taken(slot.indices)
             samples = self._at_once(indices) if self._by_batch else self._one_by_one(slot.epoch, indices)
             try:
                 return self._collate_fn(samples)
             except Exception as error:
                 raise _failure(f"collating {_named(indices)} of {type(self._dataset).__name__}", error) from error
+
+    def _taken(self, indices: Indices) -> Any:
+        assert self._whole is not None
+        try:
+            return self._whole(indices)
+        except DataError:
+            raise
+        except Exception as error:
+            raise _failure(f"{_named(indices.tolist())} of {type(self._dataset).__name__}", error) from error
 
     def _at_once(self, indices: list[int]) -> list[Any]:
         try:
@@ -121,6 +133,8 @@ class TensorRows:
     def __init__(self, tensors: Sequence[torch.Tensor], chosen: torch.Tensor | None) -> None:
         self._tensors, self._chosen = tensors, chosen
 
+    draws = False
+
     def __call__(self, indices: Indices) -> list[torch.Tensor]:
         """The rows of each tensor: ``[len(indices), ...]``."""
         rows = torch.from_numpy(indices)
@@ -136,16 +150,49 @@ def tensor_rows(dataset: Any, collate_fn: Callable[..., Any]) -> TensorRows | No
     """
     if collate_fn is not default_collate:
         return None
+    dataset, chosen, known = below_subsets(dataset)
+    if not known or type(dataset) is not TensorDataset or not all(_plain(tensor) for tensor in dataset.tensors):
+        return None
+    return TensorRows(dataset.tensors, chosen)
+
+
+class BatchRows:
+    """Rows of a dataset that makes whole batches itself.
+
+    Args:
+        chosen: Rows that a subset chose, ``[num_samples]``, or None for all.
+    """
+
+    def __init__(self, dataset: BatchDataset, chosen: torch.Tensor | None) -> None:
+        self._dataset = dataset
+        self._chosen = None if chosen is None else chosen.numpy()
+
+    @property
+    def draws(self) -> bool:
+        """Whether it may draw random numbers."""
+        return self._dataset.draws
+
+    def __call__(self, indices: Indices) -> Any:
+        """The batch of these rows."""
+        return self._dataset.take(indices if self._chosen is None else self._chosen[indices])
+
+
+def batch_rows(dataset: Any) -> BatchRows | None:
+    """A BatchDataset's rows, or those of subsets of one; None for other datasets."""
+    dataset, chosen, known = below_subsets(dataset)
+    return BatchRows(dataset, chosen) if known and isinstance(dataset, BatchDataset) else None
+
+
+def below_subsets(dataset: Any) -> tuple[Any, torch.Tensor | None, bool]:
+    """(what torch's subsets choose from, the rows they choose or None for all, whether these are sure to be there)."""
     chosen: torch.Tensor | None = None
     while type(dataset) is Subset:
         subset = _places(dataset)
         if subset is None:
-            return None
+            return dataset, None, False
         chosen = subset if chosen is None else subset[chosen]
         dataset = dataset.dataset
-    if type(dataset) is not TensorDataset or not all(_plain(tensor) for tensor in dataset.tensors):
-        return None
-    return TensorRows(dataset.tensors, chosen)
+    return dataset, chosen, True
 
 
 def _places(subset: Subset[Any]) -> torch.Tensor | None:

@@ -32,7 +32,7 @@ def key_of(*parts: int) -> int:
     return key
 
 
-def _mix_words(words: _Words) -> _Words:
+def mix_words(words: _Words) -> _Words:
     """``mix`` of every word, in place: an order of 10^9 samples passes here, so each temporary array shows."""
     shifted = np.empty_like(words)
     words += np.uint64(_GOLDEN)
@@ -58,7 +58,7 @@ def shuffled(positions: Indices, length: int, seed: int, epoch: int) -> Indices:
 
 
 def _sorted_hashes(length: int, key: int) -> Indices:
-    hashes = _mix_words(np.arange(length, dtype=np.uint64) ^ np.uint64(key))
+    hashes = mix_words(np.arange(length, dtype=np.uint64) ^ np.uint64(key))
     return np.argsort(hashes)  # mix is one to one, so there are no ties
 
 
@@ -83,7 +83,7 @@ def _rounds(words: _Words, bits: int, keys: list[np.uint64]) -> _Words:
         # The halves swap places, and with an odd number of bits their widths: each round keeps one half as it is.
         np.bitwise_and(words, np.uint64((1 << low_bits) - 1), out=low)
         words >>= np.uint64(low_bits)
-        hashed = _mix_words(low ^ key)
+        hashed = mix_words(low ^ key)
         hashed &= np.uint64((1 << high_bits) - 1)
         words ^= hashed
         low <<= np.uint64(high_bits)

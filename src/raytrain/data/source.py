@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from raytrain.data.batched import BatchDataset
 from raytrain.data.samplers import (
     BatchSampledBatches,
     GlobalBatches,
@@ -201,6 +202,11 @@ def check_loader(loader: DataLoader[Any]) -> None:
             "return the dataset itself."
         )
     kind = type(loader)
+    if isinstance(loader.dataset, BatchDataset) and loader.collate_fn is not default_collate:
+        raise DataError(
+            f"the DataLoader has a collate_fn, but {type(loader.dataset).__name__} makes whole batches itself: there is nothing "
+            "to collate. Do it in take(), or in the function that is given to map()."
+        )
     own = [name for name in ("__iter__", "_get_iterator") if getattr(kind, name) is not getattr(DataLoader, name)]
     if own and not kind.__module__.startswith(("torch.", "torchdata.", "ray.")):
         raise DataError(
