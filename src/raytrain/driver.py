@@ -192,8 +192,6 @@ class Driver:
         return deliver
 
     def _info(self) -> RunInfo:
-        plan = self._findings.plan
-        sets = [("train", plan)] if plan else []
         return RunInfo(
             name=self._record.name,
             task=self._record.task,
@@ -204,7 +202,7 @@ class Driver:
             folder=self._folder.uri,
             tags=dict(self._options.tracking.tags),
             previous=dict(self._record.trackers),
-            datasets=[{"name": n, "num_rows": p.num_rows} for n, p in (*sets, *self._findings.eval_plans)],
+            datasets=self._findings.datasets,
         )
 
     def _end(self, status: Status, error: str | None) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,8 @@ import cloudpickle
 
 from raytrain.cadence import Limit
 from raytrain.config import RunConfig, ScalingConfig, TrainConfig
-from raytrain.data import DataPlan, plan_eval, plan_train
+from raytrain.data import DataPlan, get_rng_state, plan_eval, plan_train, seed_everything, set_rng_state
+from raytrain.data.describe import describe
 from raytrain.errors import ConfigError, DataError
 from raytrain.loop import named
 from raytrain.schedules import check_schedule
@@ -28,12 +30,14 @@ class Findings:
         plan: Of the training data, or None when it was not opened.
         total_steps: Optimizer steps of the whole run, or None when unknown.
         eval_plans: Of the evaluation sets, by name.
+        datasets: Plain facts of each set: ``name``, ``num_rows``, ``source``, ``digest``, and what else is known.
     """
 
     lines: tuple[str, ...]
     plan: DataPlan | None = None
     total_steps: int | None = None
     eval_plans: tuple[tuple[str, DataPlan], ...] = ()
+    datasets: tuple[Mapping[str, Any], ...] = ()
 
 
 def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConfig, storage: Storage) -> Findings:
@@ -50,9 +54,17 @@ def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConf
         lines.append(f"the task travels to workers ({check_pickle(task)} bytes)")
     plan: DataPlan | None = None
     eval_plans: tuple[tuple[str, DataPlan], ...] = ()
+    datasets: tuple[Mapping[str, Any], ...] = ()
     if run.check_data and not isinstance(task, LoopTask):
-        plan = check_data(task, train, scaling)
-        eval_plans = check_eval(task, train)
+        with seeded(train.seed):
+            data, eval_sets = opened(task), named(task.eval_data())
+        plan = check_data(data, train, scaling)
+        eval_plans = check_eval(eval_sets, train)
+        plans = dict(eval_plans) | {"train": plan}
+        datasets = tuple(
+            {"name": name, "num_rows": plans[name].num_rows, **describe(of)}
+            for name, of in {"train": data, **eval_sets}.items()
+        )
         check_best_metric(train, [name for name, _ in eval_plans])
         lines.append(str(plan))
         lines += [f"evaluation set {name!r}: {p.num_rows} samples" for name, p in eval_plans]
@@ -61,7 +73,7 @@ def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConf
     total = Limit.of(train, plan.steps_per_epoch).steps if plan else None
     if plan:
         check_schedule(train, total, plan.steps_per_epoch)
-    return Findings(tuple(lines), plan, total, eval_plans)
+    return Findings(tuple(lines), plan, total, eval_plans, datasets)
 
 
 def check_pairs(train: TrainConfig, scaling: ScalingConfig) -> None:
@@ -127,15 +139,25 @@ def check_best_metric(train: TrainConfig, sets: Sequence[str]) -> None:
         raise ConfigError(f"train.best_metric = {train.best_metric!r} is of no set that there is. Allowed: {allowed}.")
 
 
-def check_data(task: Task, train: TrainConfig, scaling: ScalingConfig) -> DataPlan:
-    """That the training data is trained on exactly once, in at least one step, with a row for each worker.
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """The streams that the workers begin with, so that data made from random numbers is theirs; afterwards as before."""
+    before = get_rng_state()
+    seed_everything(seed)
+    try:
+        yield
+    finally:
+        set_rng_state(before)
+
+
+def opened(task: Task) -> Any:
+    """The task's training data.
 
     Raises:
-        DataError, ConfigError: It is not; with the numbers and the cure.
+        DataError: It asks for a process group, which the driver does not have.
     """
-    workers = max(1, scaling.worker_range[1])
     try:
-        data = task.train_data()
+        return task.train_data()
     except (ValueError, RuntimeError) as error:
         if "process group" in str(error):
             raise DataError(
@@ -143,17 +165,25 @@ def check_data(task: Task, train: TrainConfig, scaling: ScalingConfig) -> DataPl
                 "ranks out of it: raytrain shares the samples out by itself."
             ) from None
         raise
+
+
+def check_data(data: Any, train: TrainConfig, scaling: ScalingConfig) -> DataPlan:
+    """That the training data is trained on exactly once, in at least one step, with a row for each worker.
+
+    Raises:
+        DataError, ConfigError: It is not; with the numbers and the cure.
+    """
     return plan_train(
         data,
         batch_size=train.batch_size,
         shuffle=train.shuffle,
         drop_last=train.drop_last,
-        world_size=workers,
+        world_size=max(1, scaling.worker_range[1]),
         accumulate=train.accumulate,
     )
 
 
-def check_eval(task: Task, train: TrainConfig) -> tuple[tuple[str, DataPlan], ...]:
+def check_eval(sets: Mapping[str, Any], train: TrainConfig) -> tuple[tuple[str, DataPlan], ...]:
     """That each evaluation set has samples.
 
     Raises:
@@ -161,7 +191,7 @@ def check_eval(task: Task, train: TrainConfig) -> tuple[tuple[str, DataPlan], ..
     """
     size = train.eval_batch_size or min(train.batch_size or 256, 256)
     plans = []
-    for name, data in named(task.eval_data()).items():
+    for name, data in sets.items():
         try:
             plans.append((name, plan_eval(data, batch_size=size)))
         except DataError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import shlex
 import shutil
@@ -170,7 +171,8 @@ def test_a_server_that_is_away_is_named_at_once_without_its_password(
 ) -> None:  # case D4
     for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
         monkeypatch.delenv(name, raising=False)
-    tracker = MlflowTracker(TrackingConfig(uri="http://user:secret@127.0.0.1:9"), storage)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
+    tracker = MlflowTracker(TrackingConfig(), storage)
     began = time.monotonic()
     with pytest.raises(TrackingError, match=r"127\.0\.0\.1:9.*does not answer.*tracking\.mlflow=false") as caught:
         tracker.check("T")
@@ -282,6 +284,22 @@ def test_odd_names_of_sets_and_tags_do_not_stop_a_start(tracker: MlflowTracker) 
     assert tags["raytrain.data.val_1.num_rows"] == "3"
     assert tags["a_b_"] == "x"
     assert tags["long"].startswith("yyy")
+
+
+def test_datasets_are_inputs_of_the_run_once_however_often_it_starts(tracker: MlflowTracker, storage: str) -> None:
+    train = {"name": "train", "num_rows": 9, "source": "/d/a.parquet", "digest": "abc", "schema": {"x": "int64"}}
+    val = {"name": "val", "num_rows": 2, "source": "s3://b/v", "digest": "def"}
+    identity = tracker.open(info(datasets=[train, val]))
+    again = MlflowTracker(TrackingConfig(), storage)
+    again.open(info(datasets=[train, {**val, "digest": "changed"}], previous=identity, attempt=2))
+    inputs = run_of(again).inputs.dataset_inputs
+    found = {(i.dataset.name, i.dataset.digest, i.dataset.source_type, i.tags[0].value) for i in inputs}
+    expected = {("train", "abc", "local", "training"), ("val", "def", "s3", "evaluation")}
+    assert found == expected | {("val", "changed", "s3", "evaluation")}
+    assert len(inputs) == 3
+    first = next(i.dataset for i in inputs if i.dataset.digest == "abc")
+    assert json.loads(first.schema)["mlflow_colspec"][0]["name"] == "x"
+    assert json.loads(first.profile) == {"num_rows": 9}
 
 
 def test_an_open_that_fails_half_way_leaves_no_running_run(

@@ -57,6 +57,15 @@ class Files:
     files: tuple[DataFile, ...]
     format: str
 
+    @property
+    def uri(self) -> str:
+        """The root as a path, or with its scheme where it is not local."""
+        return (
+            self.root
+            if isinstance(self.filesystem, fs.LocalFileSystem)
+            else f"{self.filesystem.type_name}://{self.root}"
+        )
+
     def dataset(self) -> pads.Dataset:
         """The table as pyarrow reads it; folders named key=value add a column each."""
         try:

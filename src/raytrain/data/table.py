@@ -83,7 +83,7 @@ class TableDataset(BatchDataset):
     def describe(self) -> dict[str, Any]:
         """Plain facts: source, rows, schema, and a digest of what decides the rows."""
         schema = {rule.name: str(self._files.dataset().schema.field(rule.name).type) for rule in self._rules}
-        facts = {"source": self._files.root, "num_rows": len(self), "schema": schema}
+        facts = {"source": self._files.uri, "num_rows": len(self), "schema": schema}
         return {**facts, "digest": self._key([file.content for file in self._files.files])[:16]}
 
     def prepare(self) -> StoredTable:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from raytrain.config import TrackingConfig
 from raytrain.report import Event, Row
 from raytrain.tracking.base import RunInfo, Status
+from raytrain.tracking.mlflow_inputs import dataset_inputs
 from raytrain.tracking.mlflow_store import MlflowStore
 from raytrain.tracking.names import clean, clean_apart, fit, number, param_values, tag_values
 from raytrain.tracking.provenance import facts, without_secrets
@@ -79,6 +80,7 @@ class MlflowTracker:
                 else:
                     self._go_on(run, before)
                 self._log_params(run, before.data.params if before else {})
+                self._log_datasets(run)
                 self._upload(run)
             except Exception:
                 with contextlib.suppress(Exception):  # no run stays RUNNING; the error itself matters more
@@ -121,7 +123,7 @@ class MlflowTracker:
             self._set_tags({"raytrain.changed.commit": f"{tags.get(commit)} -> {now.get(commit)}"})
 
     def _create(self, run: RunInfo) -> None:
-        data = {f"raytrain.data.{d['name']}.{key}": d[key] for d in run.datasets for key in d if key != "name"}
+        data = {f"raytrain.data.{d['name']}.num_rows": d["num_rows"] for d in run.datasets if "num_rows" in d}
         own = {**facts(run.job_source), "raytrain.attempt": run.attempt, "raytrain.folder": run.folder, **data}
         tags = tag_values({**own, **run.tags})
         self._run_id = self._client.create_run(self._store.experiment_id, run_name=run.name, tags=tags).info.run_id
@@ -161,6 +163,14 @@ class MlflowTracker:
 
         if tags:
             self._client.log_batch(self._run_id, tags=[RunTag(name, value) for name, value in tag_values(tags).items()])
+
+    def _log_datasets(self, run: RunInfo) -> None:
+        """Dataset inputs; MLflow keeps one entry per digest, so a later start adds only what has changed."""
+        try:
+            if run.datasets:
+                self._client.log_inputs(self._run_id, dataset_inputs(run.datasets))
+        except Exception as error:
+            self._tell(f"MLflow did not take the facts of the datasets: {str(error)[:200]}", "datasets")
 
     def _upload(self, run: RunInfo) -> None:
         with tempfile.TemporaryDirectory() as folder:
