@@ -17,8 +17,8 @@ SOURCE = ROOT / "src" / "raytrain"
 # Layers of the house: a module may import from its own layer and those before it, never from later ones.
 LAYERS = [
     "errors durations config report yamlfile fieldhelp",
-    "task optionnames storage data.order data.batch data.batched data.columns data.hashing data.images data.columnar data.files "
-    "data.nodecache data.table data.randomness data.draws data.samplers data.source data.fetch data.describe data.device "
+    "task optionnames storage data.order data.batch data.batched data.columns data.hashing data.images data.assemble data.columnar "
+    "data.files data.nodecache data.table data.randomness data.draws data.samplers data.source data.fetch data.describe data.device "
     "data.engine data.loader data weighted manifest cadence best",
     "peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox ray_worker",
     "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.collector tracking.console "

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from raytrain.data.columns import Array, Codes, Image, Packed, Padded, Rule, as_stored, numbers
-from raytrain.data.images import decode_all
+from raytrain.data.assemble import ragged
+from raytrain.data.columns import Array, Codes, Rule, as_stored, numbers
 from raytrain.data.order import Indices
 from raytrain.errors import DataError
 
@@ -124,32 +124,11 @@ class _Column:
         self._values = values if rule.is_ragged else values.view(num_rows, *facts["shape"])
 
     def take(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        name, encoding = self._rule.name, self._rule.encoding
         if self._offsets is None:
-            return {name: self._values.index_select(0, rows)}
+            return {self._rule.name: self._values.index_select(0, rows)}
         starts = self._offsets[rows]
         lengths = self._offsets[rows + 1] - starts
-        if isinstance(encoding, Image):
-            ends = (starts + lengths).tolist()
-            encoded = [self._values[a:b].numpy() for a, b in zip(starts.tolist(), ends, strict=True)]
-            return {name: decode_all(encoded, encoding, name, rows.tolist())}
-        if isinstance(encoding, (Padded, Packed)) and encoding.max_length is not None:
-            lengths = lengths.clamp(max=encoding.max_length)
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        flat = torch.arange(int(offsets[-1])) + torch.repeat_interleave(starts - offsets[:-1], lengths)
-        values = self._values[flat]
-        if isinstance(encoding, Padded):
-            return _padded(name, values, lengths, encoding)
-        return {name: values, f"{name}_offsets": offsets}
-
-
-def _padded(name: str, values: torch.Tensor, lengths: torch.Tensor, encoding: Padded) -> dict[str, torch.Tensor]:
-    longest = int(lengths.max()) if len(lengths) else 0
-    width = -(-longest // encoding.multiple_of) * encoding.multiple_of
-    mask = torch.arange(width) < lengths[:, None]
-    padded = torch.full(mask.shape, encoding.value, dtype=values.dtype)
-    padded[mask] = values
-    return {name: padded, f"{name}_mask": mask}
+        return ragged(self._rule, self._values, starts, lengths, rows.tolist())
 
 
 def _mapped(path: Path, dtype: torch.dtype) -> torch.Tensor:
