@@ -164,6 +164,19 @@ def test_lists_are_padded_with_a_mask(tmp_path: Path) -> None:
     assert rows(parquet(path, encode={"t": Padded()}), 1)["t"].shape == (1, 0)
 
 
+@pytest.mark.parametrize("dtype", ["int32", "bfloat16", "bool"])
+@pytest.mark.parametrize("longest", [3, 300])
+def test_short_and_long_lists_are_padded_alike(tmp_path: Path, longest: int, dtype: str) -> None:
+    lists = [[n % 2] * n for n in range(longest)]
+    path = write(tmp_path / "a.parquet", 50, t=pa.array(lists, pa.list_(pa.int64())))
+    places = [longest - 1, 0, longest - 1, longest // 2]
+    batch = rows(parquet(path, encode={"t": Padded(value=1)}, cast={"t": dtype}), *places)
+    expected = [lists[place] + [1] * (longest - 1 - place) for place in places]
+    assert batch["t"].to(torch.int64).tolist() == expected
+    assert batch["t"].dtype == getattr(torch, dtype)
+    assert batch["t_mask"].sum(1).tolist() == places
+
+
 def test_lists_are_packed_with_offsets(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", t=pa.array(LISTS, pa.large_list(pa.float32())))
     batch = rows(parquet(path, encode={"t": Packed()}), 3, 1, 0)

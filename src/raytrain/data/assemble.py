@@ -8,8 +8,11 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from raytrain.data.columns import Codes, Image, Packed, Padded, Rule, as_stored, numbers
+from raytrain.data.columns import Array, Codes, Image, Packed, Padded, Rule, as_stored, numbers
 from raytrain.data.images import decode_all
+
+
+_LONG = 64  # numbers per row, from which on rows are copied one by one
 
 
 def ragged(
@@ -29,6 +32,8 @@ def ragged(
         return {name: decode_all([values[start:stop].numpy() for start, stop in places], encoding, name, rows)}
     if isinstance(encoding, (Padded, Packed)) and encoding.max_length is not None:
         lengths = lengths.clamp(max=encoding.max_length)
+    if isinstance(encoding, Padded) and int(lengths.sum()) > _LONG * len(lengths):
+        return _padded_by_row(name, values, starts, lengths, encoding)
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     own = values[torch.arange(int(offsets[-1])) + torch.repeat_interleave(starts - offsets[:-1], lengths)]
     if isinstance(encoding, Padded):
@@ -37,12 +42,32 @@ def ragged(
 
 
 def _padded(name: str, values: torch.Tensor, lengths: torch.Tensor, encoding: Padded) -> dict[str, torch.Tensor]:
+    padded, mask = _padding(lengths, encoding, values.dtype)
+    return {name: padded.masked_scatter_(mask, values), f"{name}_mask": mask}
+
+
+def _padded_by_row(
+    name: str, values: torch.Tensor, starts: torch.Tensor, lengths: torch.Tensor, encoding: Padded
+) -> dict[str, torch.Tensor]:
+    """Long rows: a copy of each is several times faster than an index for each number."""
+    padded, mask = _padding(lengths, encoding, values.dtype)
+    source, target = _as_numpy(values), _as_numpy(padded)
+    for row, (start, length) in enumerate(zip(starts.tolist(), lengths.tolist(), strict=True)):
+        target[row, :length] = source[start : start + length]
+    return {name: padded, f"{name}_mask": mask}
+
+
+def _padding(lengths: torch.Tensor, encoding: Padded, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch that is all padding, and where its rows will be."""
     longest = int(lengths.max()) if len(lengths) else 0
     width = -(-longest // encoding.multiple_of) * encoding.multiple_of
     mask = torch.arange(width) < lengths[:, None]
-    padded = torch.full(mask.shape, encoding.value, dtype=values.dtype)
-    padded[mask] = values
-    return {name: padded, f"{name}_mask": mask}
+    return torch.full(mask.shape, encoding.value, dtype=dtype), mask
+
+
+def _as_numpy(tensor: torch.Tensor) -> Array:
+    array: Array = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
 
 
 def to_tensors(
