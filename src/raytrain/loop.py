@@ -13,14 +13,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from raytrain.best import BestTracker, mode_of
 from raytrain.config import TrainConfig
-from raytrain.data import Batch, EvalLoader, TrainLoader, seed_everything
+from raytrain.data import Batch, EvalBatches, TrainBatches, seed_everything
+from raytrain.data.device import ahead
 from raytrain.errors import ConfigError
 from raytrain.metrics import merged
 from raytrain.optim import Ema, ExactStep, bare
 from raytrain.peers import Peers
 from raytrain.schedules import named_schedule, scale_lr
 from raytrain.session import Session
-from raytrain.stream import move_batch
 from raytrain.task import LoopTask, Task
 from raytrain.weighted import Value, detached, read_loss
 
@@ -35,8 +35,8 @@ class Parts:
     step: ExactStep
     ema: Ema | None
     best: BestTracker
-    loader: TrainLoader
-    eval_loaders: Mapping[str, EvalLoader] = field(default_factory=dict)
+    loader: TrainBatches
+    eval_loaders: Mapping[str, EvalBatches] = field(default_factory=dict)
 
     @property
     def eval_model(self) -> nn.Module:
@@ -159,12 +159,11 @@ def check_best_metric(task: Task, parts: Parts, session: Session, peers: Peers) 
     loader = parts.eval_loaders.get(group)
     if loader is None:
         return  # a training metric
-    batch = next(iter(loader.batches()), None)
+    batch = next(ahead(loader.batches(), session.device), None)
     names = set(task.metrics())
     if batch is not None:
         with torch.no_grad(), parts.step.autocast():
             parts.eval_model.eval()
-            batch = move_batch(batch, session.device)
             names |= {"loss", *read_loss(task.loss(parts.eval_model, batch.data), batch.num_rows).metrics}
     everywhere = {name for names in peers.gather_objects(names) for name in names}
     if key.split("/")[0] not in everywhere:

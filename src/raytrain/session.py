@@ -13,7 +13,8 @@ from torch import nn
 
 from raytrain.cadence import Cadence, Limit
 from raytrain.config import TrainConfig
-from raytrain.data import Batch, EvalLoader, TrainLoader, eval_loader, seed_everything, train_loader
+from raytrain.data import Batch, EvalBatches, TrainBatches, eval_loader, seed_everything, train_loader
+from raytrain.data.device import ahead
 from raytrain.durations import Duration
 from raytrain.evaluation import evaluating, exact_means
 from raytrain.journal import Journal
@@ -22,7 +23,7 @@ from raytrain.optim import bare, prepare_for_training
 from raytrain.peers import Peers
 from raytrain.report import Row
 from raytrain.runtime import Runtime
-from raytrain.stream import Stream, move_batch
+from raytrain.stream import Stream
 from raytrain.weighted import Value, read_values
 
 _DDP_DEFAULTS = {"gradient_as_bucket_view": True}  # the gradients live in the buckets: one copy less per step
@@ -94,7 +95,7 @@ class Session:
         self._models.append(bare(wrapped))
         return wrapped
 
-    def prepare_loader(self, data: Any, batch_size: int | None = None, accumulate: int | None = None) -> TrainLoader:
+    def prepare_loader(self, data: Any, batch_size: int | None = None, accumulate: int | None = None) -> TrainBatches:
         """Training batches of this rank from a Dataset or DataLoader; ``batch_size`` counts over all workers.
 
         Raises:
@@ -116,7 +117,7 @@ class Session:
         self._peers.same_on_all("the training data (samples, batch size, steps per epoch)", loader.plan)
         return loader
 
-    def prepare_eval(self, data: Any, batch_size: int | None = None) -> EvalLoader:
+    def prepare_eval(self, data: Any, batch_size: int | None = None) -> EvalBatches:
         """Evaluation batches of this rank: every sample once, no padding, whole batches dealt to the ranks."""
         size = batch_size or self.config.eval_batch_size or min(self.config.batch_size or 256, 256)
         return eval_loader(
@@ -148,7 +149,7 @@ class Session:
             if self._cursor.epoch == epoch and not self._stopping:
                 self._cursor.next_epoch()
 
-    def batches(self, loader: TrainLoader) -> Iterator[Batch]:
+    def batches(self, loader: TrainBatches) -> Iterator[Batch]:
         """What is left of the epoch under way, as micro-batches on the device.
 
         A step is closed when the body after its last micro-batch ends, or at the first ``end_step``, ``save`` or
@@ -189,7 +190,7 @@ class Session:
     def evaluate(
         self,
         fn: Callable[[Batch], Mapping[str, Any]],
-        loader: EvalLoader,
+        loader: EvalBatches,
         name: str = "val",
         model: nn.Module | None = None,
         log: bool = True,
@@ -212,7 +213,7 @@ class Session:
         with evaluating(models, self.world_size):
             rows = [
                 (batch.index, batch.num_rows, read_values(fn(batch), batch.num_rows))
-                for batch in (move_batch(b, self.device) for b in loader.batches())
+                for batch in ahead(loader.batches(), self.device)
             ]
         means = exact_means(rows, self._peers)
         values = {f"{name}/{key}": value for key, value in means.items()}
@@ -260,17 +261,17 @@ class Session:
             self._stream.close()
         self._runtime.close()
 
-    def cadence(self, every: str | None, loader: TrainLoader) -> Cadence:
+    def cadence(self, every: str | None, loader: TrainBatches) -> Cadence:
         """Something that is due every so many epochs, steps or seconds."""
         return Cadence(every, loader.steps_per_epoch, self._clock_s)
 
-    def limit(self, loader: TrainLoader) -> Limit:
+    def limit(self, loader: TrainBatches) -> Limit:
         """The end of training that the configuration states."""
         return Limit.of(self.config, loader.steps_per_epoch)
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    def _the_journal(self, loader: TrainLoader | None = None) -> Journal:
+    def _the_journal(self, loader: TrainBatches | None = None) -> Journal:
         if self._journal is None:
             log_every = Duration.parse(self.config.log_every).in_steps(loader.steps_per_epoch if loader else 1) or 1
             self._journal = Journal(self._peers, self._runtime, log_every)
@@ -278,7 +279,7 @@ class Session:
             self._keeper.restore_journal(self._journal)
         return self._journal
 
-    def _stream_of(self, loader: TrainLoader) -> Stream:
+    def _stream_of(self, loader: TrainBatches) -> Stream:
         self._the_journal(loader)
         stream = self._stream
         if stream is None or not stream.stands_at(loader, self._cursor):

@@ -12,30 +12,37 @@ from raytrain.data.loader import EvalLoader, TrainLoader, eval_loader, plan_eval
 from raytrain.data.order import Order
 from raytrain.data.randomness import get_rng_state, sample_generator, seed_everything, set_rng_state
 from raytrain.data.source import DataPlan
+from raytrain.data.streamed import EvalBatches, Streamed, TrainBatches
 
 if TYPE_CHECKING:
     from raytrain.data.columns import Categories, Image, Packed, Padded
     from raytrain.data.hashing import HashPart
     from raytrain.data.table import TableDataset, arrow, parquet
+    from raytrain.data.table_stream import TableStream, parquet_stream
 
 __all__ = [
     "Batch",
     "BatchDataset",
     "Categories",
     "DataPlan",
+    "EvalBatches",
     "EvalLoader",
     "HashPart",
     "Image",
     "Order",
     "Packed",
     "Padded",
+    "Streamed",
     "TableDataset",
+    "TableStream",
+    "TrainBatches",
     "TrainLoader",
     "arrow",
     "eval_loader",
     "get_rng_state",
     "move",
     "parquet",
+    "parquet_stream",
     "plan_eval",
     "plan_train",
     "sample_generator",
@@ -52,8 +59,10 @@ _LAZY = {
     "Packed": "columns",
     "Padded": "columns",
     "TableDataset": "table",
+    "TableStream": "table_stream",
     "arrow": "table",
     "parquet": "table",
+    "parquet_stream": "table_stream",
 }
 
 

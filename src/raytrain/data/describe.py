@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from raytrain.data.batched import BatchDataset
 from raytrain.data.fetch import below_subsets
+from raytrain.data.streamed import Streamed
 
 _SAMPLED = 1000  # rows that go into a digest
 
@@ -25,7 +26,7 @@ def describe(data: Any) -> dict[str, Any]:
     dataset = data.dataset if isinstance(data, DataLoader) else data
     below, chosen, _ = below_subsets(dataset)
     facts: dict[str, Any] = {"source": type(below).__name__}
-    if isinstance(below, BatchDataset):
+    if isinstance(below, (BatchDataset, Streamed)):
         facts |= below.describe()
     elif type(below) is TensorDataset:
         facts |= _tensors(below.tensors)

@@ -63,7 +63,7 @@ class Fetcher:
             try:
                 return self._collate_fn(samples)
             except Exception as error:
-                raise _failure(f"collating {_named(indices)} of {type(self._dataset).__name__}", error) from error
+                raise failure(f"collating {_named(indices)} of {type(self._dataset).__name__}", error) from error
 
     def _taken(self, indices: Indices) -> Any:
         assert self._whole is not None
@@ -72,13 +72,13 @@ class Fetcher:
         except DataError:
             raise
         except Exception as error:
-            raise _failure(f"{_named(indices.tolist())} of {type(self._dataset).__name__}", error) from error
+            raise failure(f"{_named(indices.tolist())} of {type(self._dataset).__name__}", error) from error
 
     def _at_once(self, indices: list[int]) -> list[Any]:
         try:
             samples: list[Any] = self._dataset.__getitems__(indices)
         except Exception as error:
-            raise _failure(f"{_named(indices)} of {type(self._dataset).__name__}", error) from error
+            raise failure(f"{_named(indices)} of {type(self._dataset).__name__}", error) from error
         return samples
 
     def _one_by_one(self, epoch: int, indices: list[int]) -> list[Any]:
@@ -90,7 +90,7 @@ class Fetcher:
                 samples.append(dataset[index])
             return samples
         except Exception as error:
-            raise _failure(f"sample {index} of {type(dataset).__name__}", error) from error
+            raise failure(f"sample {index} of {type(dataset).__name__}", error) from error
         finally:
             current.sample, current.generator = None, None
 
@@ -105,7 +105,8 @@ def _named(indices: Sequence[int]) -> str:
     return f"samples {', '.join(map(str, indices[:_MANY]))}{more}"
 
 
-def _failure(what: str, error: Exception) -> DataError:
+def failure(what: str, error: Exception) -> DataError:
+    """An error of the user's code in the data, with its last lines."""
     lines = "".join(traceback.format_tb(error.__traceback__)[-3:])
     return DataError(f"{what} failed: {type(error).__name__}: {error}\n{lines}")
 

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 from raytrain.data.batch import Batch, Slot
 from raytrain.data.engine import Engine
 from raytrain.data.order import share
-from raytrain.data.source import DataPlan, Source, read_eval_source, read_source
+from raytrain.data.source import DEFAULT_BATCH_SIZE, DataPlan, Source, read_eval_source, read_source
+from raytrain.data.streamed import EvalBatches, Streamed, TrainBatches
 from raytrain.errors import ConfigError, DataError
 
 
@@ -121,8 +122,8 @@ def train_loader(
     rank: int = 0,
     world_size: int = 1,
     loader_workers: int = 0,
-) -> TrainLoader:
-    """This rank's training batches of a map-style dataset or a DataLoader, whose settings are kept.
+) -> TrainBatches:
+    """This rank's training batches of a map-style dataset, a DataLoader, whose settings are kept, or a stream.
 
     Args:
         batch_size: Global batch size: samples per optimizer step over all ranks and micro-batches.
@@ -131,6 +132,12 @@ def train_loader(
         DataError: The data cannot be trained on exactly once per epoch.
         ConfigError: The batch size does not fit the loader or the number of ranks.
     """
+    if isinstance(data, Streamed):
+        plan = _stream_plan(data, batch_size, shuffle, drop_last, world_size)
+        drop = bool(drop_last)
+        return data.train_loader(
+            plan, drop_last=drop, accumulate=accumulate, rank=rank, world_size=world_size, seed=seed
+        )
     source = _checked(data, batch_size, accumulate, seed, shuffle, drop_last, world_size, loader_workers)
     return TrainLoader(source, accumulate, rank, world_size, seed)
 
@@ -145,7 +152,18 @@ def plan_train(
     world_size: int = 1,
 ) -> DataPlan:
     """What ``train_loader`` would train on, found without starting anything. Raises as it does."""
+    if isinstance(data, Streamed):
+        return _stream_plan(data, batch_size, shuffle, drop_last, world_size)
     return _checked(data, batch_size, accumulate, 0, shuffle, drop_last, world_size, 0).plan
+
+
+def _stream_plan(
+    data: Streamed, batch_size: int | None, shuffle: bool | None, drop_last: bool | None, world_size: int
+) -> DataPlan:
+    shuffle = True if shuffle is None else shuffle
+    plan = data.plan(batch_size=batch_size or DEFAULT_BATCH_SIZE, shuffle=shuffle, drop_last=bool(drop_last))
+    _check_plan(plan, world_size)
+    return plan
 
 
 def _checked(
@@ -161,7 +179,11 @@ def _checked(
     source = read_source(
         data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last, seed=seed, loader_workers=loader_workers
     )
-    plan = source.plan
+    _check_plan(source.plan, world_size)
+    return source
+
+
+def _check_plan(plan: DataPlan, world_size: int) -> None:
     if plan.batch_size < world_size:
         raise ConfigError(
             f"a global batch of {plan.batch_size} samples cannot be shared by {world_size} workers: each needs at least one. "
@@ -172,12 +194,11 @@ def _checked(
             f"{plan.num_rows} samples make no full batch of {plan.batch_size} (drop_last is on), so an epoch on {world_size} "
             f"workers has 0 steps. Set train.batch_size to {plan.num_rows} or less, or train.drop_last=false."
         )
-    return source
 
 
 def eval_loader(
     data: Any, *, batch_size: int, rank: int = 0, world_size: int = 1, loader_workers: int = 0, seed: int = 0
-) -> EvalLoader:
+) -> EvalBatches:
     """This rank's evaluation batches. A DataLoader's settings are kept.
 
     Order does not matter to a mean: shuffled data is evaluated as it is stored. A sampler that picks samples picks the
@@ -189,10 +210,14 @@ def eval_loader(
     Raises:
         DataError: The data is no map-style dataset, or empty.
     """
+    if isinstance(data, Streamed):
+        return data.eval_loader(plan_eval(data, batch_size=batch_size), rank=rank, world_size=world_size, seed=seed)
     source = read_eval_source(data, batch_size=batch_size, seed=seed, loader_workers=loader_workers)
     return EvalLoader(source, rank, world_size, seed)
 
 
 def plan_eval(data: Any, *, batch_size: int) -> DataPlan:
     """What ``eval_loader`` would evaluate on. Raises as it does."""
+    if isinstance(data, Streamed):
+        return data.plan(batch_size=batch_size, shuffle=False, drop_last=False)
     return read_eval_source(data, batch_size=batch_size, seed=0, loader_workers=0).plan
