@@ -15,18 +15,16 @@ from raytrain.data.rowgroups import RowGroups, RowReader
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a lane as it is stored, with the order in which its rows come."""
+    """Rows of a lane in their order, and their numbers in the stored data."""
 
     epoch: int
     number: int
-    table: pa.Table
     stored: Indices
-    permutation: Indices
+    table: pa.Table
 
     def rows(self, first: int, last: int) -> tuple[Indices, pa.Table]:
-        """Rows of the block in their order: their numbers in the stored data, and the rows, copied."""
-        places = self.permutation[first:last]
-        return self.stored[places], self.table.take(pa.array(places))
+        """Some of the rows, without a copy."""
+        return self.stored[first:last], self.table.slice(first, last - first)
 
 
 class Blocks:
@@ -47,10 +45,13 @@ class Blocks:
 
     def _block(self, reader: RowReader, lane: int, epoch: int, number: int) -> Block:
         order = self._lanes.order(epoch)
+        places = order.permutation(lane, number)
         pieces = [batch for part in order.fragments(lane, number) for batch in reader.read(part)]
-        with self._joining:  # takes the block's memory once more: one lane at a time
+        with self._joining:  # each of the two copies takes the block's memory once more: one lane at a time
             table = pa.Table.from_batches(pieces, self._groups.schema).combine_chunks()
-        return Block(epoch, number, table, order.stored(lane, number), order.permutation(lane, number))
+            pieces.clear()
+            table = table.take(pa.array(places))
+        return Block(epoch, number, order.stored(lane, number)[places], table)
 
 
 class LaneRows:

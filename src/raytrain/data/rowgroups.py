@@ -16,7 +16,10 @@ from raytrain.data.lanes import Fragment
 from raytrain.errors import DataError
 
 PAUSES_S = (0.5, 1.0, 2.0)  # before each new try
-_BUFFER_BYTES = 1 << 20  # of each column while its row group is open: without it, a column is read whole
+_WHOLE_BYTES = 8 << 20  # a row group whose columns are no larger is fetched at once: few requests, side by side
+# Of a larger one, each column is fetched in pieces of this size, and less when there are many columns.
+_BUFFER_BYTES = 1 << 20
+_SMALL_BUFFER_BYTES = 1 << 16
 _FOOTERS = 16  # kept, so that files of many row groups are not asked for them again and again
 # Errors that a new try does not cure.
 _LASTING = (
@@ -57,6 +60,7 @@ class RowGroups:
         self._first_groups = np.cumsum([0, *(len(part.row_group_rows) for part in self._files)])
         self._footers: dict[int, pq.FileMetaData] = {}
         self._lock = threading.Lock()
+        self._buffer_bytes = min(_BUFFER_BYTES, max(_SMALL_BUFFER_BYTES, _WHOLE_BYTES // len(schema)))
 
     @property
     def schema(self) -> pa.Schema:
@@ -77,7 +81,10 @@ class RowGroups:
         """
         number, within = self._place(group)
         with self._filesystem.open_input_file(self._files[number].path) as source:
-            file = self._opened(number, source)
+            footer = self._footer(number, source)
+            whole = self._stored_bytes(footer.row_group(within)) <= _WHOLE_BYTES
+            buffer_bytes = 0 if whole else self._buffer_bytes
+            file = pq.ParquetFile(source, metadata=footer, buffer_size=buffer_bytes, pre_buffer=whole)
             names = self._schema.names
             for batch in file.iter_batches(batch_rows, row_groups=[within], columns=names, use_threads=False):
                 if stopped.is_set():
@@ -92,16 +99,23 @@ class RowGroups:
         number = int(np.searchsorted(self._first_groups, group, side="right")) - 1
         return number, group - int(self._first_groups[number])
 
-    def _opened(self, number: int, source: pa.NativeFile) -> pq.ParquetFile:
+    def _stored_bytes(self, row_group: pq.RowGroupMetaData) -> int:
+        """Bytes in the file of the columns that are read."""
+        roots = {name.split(".")[0] for name in self._schema.names}
+        columns = [row_group.column(number) for number in range(row_group.num_columns)]
+        return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in roots)
+
+    def _footer(self, number: int, source: pa.NativeFile) -> pq.FileMetaData:
         footer = self._footers.get(number)
-        file = pq.ParquetFile(source, metadata=footer, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         if footer is None:
+            file = pq.ParquetFile(source, pre_buffer=False)
             self._check(self._files[number], file)
+            footer = file.metadata
             with self._lock:
                 while len(self._footers) >= _FOOTERS:
                     del self._footers[next(iter(self._footers))]
-                self._footers[number] = file.metadata
-        return file
+                self._footers[number] = footer
+        return footer
 
     def _check(self, part: ParquetPart, file: pq.ParquetFile) -> None:
         footer, found = file.metadata, file.schema_arrow

@@ -26,7 +26,10 @@ class ParquetStream:
     """Rows of Parquet files, read once per epoch, a block of each lane ahead of where it is needed.
 
     A rank holds, of each lane that it reads, the block in use and the next one: ``2 * block_rows`` rows, whatever the
-    data's size, and one more block for the moment in which its pieces are joined. Every lane reads on a thread of its own.
+    data's size, and one more block for the moment in which its pieces are joined. Beside these, an open row group takes up
+    to 8 MiB if that holds all of its chosen columns; else, for each column, a buffer of up to 1 MiB (of many: 64 KiB) and
+    two pages (as written; usually 1 MiB). Every lane reads on a thread of its own.
+
     A lane that starts within a row group decodes what stands before it, without keeping it: with few, huge row groups
     the start takes long. With ``shuffle=False`` there is one lane, which every rank reads whole.
 
@@ -185,10 +188,9 @@ class _Run:
         num_rows, rank, world_size = self._lanes.rows_of(index), self._rank, self._world_size
         for micro, part in enumerate(shares):
             rows = self._own(epoch, part) if part.num_rows else self._borrowed(epoch, part)
-            numbers, tables = zip(*rows, strict=True)
-            indices = numbers[0] if len(numbers) == 1 else np.concatenate(numbers)
+            indices, table = _joined(list(rows))
             slot = Slot(indices, epoch, index, micro, len(shares), part.num_rows, num_rows, world_size, rank)
-            yield slot, pa.concat_tables(tables).combine_chunks()
+            yield slot, table
             if self._closed:
                 raise Stopped
 
@@ -204,3 +206,11 @@ class _Run:
         for piece in part.pieces:
             blocks = self._blocks.of(piece.lane, epoch, piece.first // self._lanes.block_rows, threading.Event())
             yield from LaneRows(blocks.__next__, self._lanes.block_rows).rows(epoch, piece)
+
+
+def _joined(pieces: list[tuple[Indices, pa.Table]]) -> tuple[Indices, pa.Table]:
+    """The rows of all pieces, copied, so that they keep no block alive."""
+    indices = np.concatenate([numbers for numbers, _ in pieces])
+    if len(pieces) == 1:
+        return indices, pieces[0][1].take(pa.array(np.arange(len(indices))))
+    return indices, pa.concat_tables([table for _, table in pieces]).combine_chunks()
