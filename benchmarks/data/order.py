@@ -1,6 +1,6 @@
 """The order of up to 10^9 samples: time per batch and memory against the length, and how random it is.
 
-python benchmarks/data_order.py
+python benchmarks/data/order.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long the first batch of the second epoch takes with loader processes: raytrain against Ray's prepare_data_loader.
 
-    python benchmarks/data_epochs.py
+    python benchmarks/data/epochs.py
 
 Both get the same DataLoader (2 processes, persistent, a dataset whose items take 1 ms). A pause at the end of the first epoch
 stands for the evaluation that a real loop does there.
