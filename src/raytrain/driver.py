@@ -137,7 +137,9 @@ class Driver:
 
     def _what_matters(self) -> dict[str, Any]:
         plan = self._findings.plan
-        return {**flatten(self._options), **({"data.num_rows": plan.num_rows} if plan else {})}
+        data = {"data.num_rows": plan.num_rows} if plan else {}
+        order = {"data.order": plan.order} if plan and plan.order else {}
+        return {**flatten(self._options), **data, **order}
 
     def _check_resume(self, before: RunRecord | None) -> None:
         run = self._options.run

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import raytrain
+from raytrain import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
 from raytrain.data import (
     Batch,
     Categories,
@@ -174,3 +177,61 @@ def test_a_stream_has_facts_and_a_digest(tmp_path: Path) -> None:
     assert (facts["num_rows"], facts["schema"]) == (12, {"id": "int64"})
     assert facts["digest"] != parquet_stream(write(tmp_path / "b.parquet", 13)).describe()["digest"]
     assert isinstance(stream, TableStream)
+
+
+def test_wide_rows_make_small_blocks(tmp_path: Path) -> None:
+    wide = pa.FixedSizeListArray.from_arrays(pa.array(torch.rand(40 * 10_000).numpy()), 10_000)
+    narrow, large = write(tmp_path / "a.parquet", 40), write(tmp_path / "b.parquet", 40, x=wide)
+    assert (
+        parquet_stream(narrow).plan(batch_size=4, shuffle=True, drop_last=False).order
+        == "8 lanes of blocks of 16384 rows"
+    )
+    order = parquet_stream(large).plan(batch_size=4, shuffle=True, drop_last=False).order
+    assert 16 <= int(order.split()[-2]) < 16384
+
+
+@dataclass(frozen=True)
+class Line(raytrain.Task):
+    path: str = ""
+    blocks: ClassVar[int] = 8
+
+    def model(self) -> torch.nn.Module:
+        return torch.nn.Linear(1, 1)
+
+    def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def train_data(self) -> TableStream:
+        return parquet_stream(self.path, block_rows=self.blocks)
+
+    def eval_data(self) -> TableStream:
+        return parquet_stream(self.path)
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        x = batch["id"][:, None].float() / 100
+        return (model(x) - x).pow(2).mean(), {"mean_id": batch["id"].float().mean()}
+
+
+def test_a_run_on_a_stream_resumes_exactly_and_refuses_another_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(write(tmp_path / "a.parquet", 53))
+
+    def run(name: str, steps: int) -> raytrain.Result:
+        return raytrain.fit(
+            Line(path),
+            train=TrainConfig(steps=steps, batch_size=8, log_every="1st", eval_every="1ep"),
+            scaling=ScalingConfig(num_workers=0),
+            run=RunConfig(name=name, storage=str(tmp_path / "runs")),
+            tracking=TrackingConfig(mlflow=False, progress=False),
+        )
+
+    whole = run("whole", 17)
+    run("parts", 10)
+    parts = run("parts", 17)
+    a, b = whole.load_model().state_dict(), parts.load_model().state_dict()
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert whole.metrics["val/mean_id"] == 26.0
+    monkeypatch.setattr(Line, "blocks", 16)
+    with pytest.raises(ConfigError, match=r"data\.order: 8 lanes of blocks of 8 rows -> 8 lanes of blocks of 16 rows"):
+        run("parts", 20)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -34,6 +34,7 @@ class DataFile:
         schema: Of the file alone, without partition columns.
         stamp: Size and time of change, and a hash of the footer.
         content: A hash of the footer alone: schema, rows, and in Parquet the place and range of each column.
+        column_bytes: Uncompressed bytes of each column; empty where the footer does not tell.
     """
 
     path: str
@@ -41,6 +42,7 @@ class DataFile:
     schema: pa.Schema
     stamp: str
     content: str
+    column_bytes: Mapping[str, int]
 
     @property
     def num_rows(self) -> int:
@@ -65,6 +67,16 @@ class Files:
             if isinstance(self.filesystem, fs.LocalFileSystem)
             else f"{self.filesystem.type_name}://{self.root}"
         )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files."""
+        return sum(file.num_rows for file in self.files)
+
+    def bytes_per_row(self, columns: Collection[str]) -> float:
+        """Uncompressed bytes of a row's columns, on average; 0 where the footers do not tell."""
+        known = sum(size for file in self.files for name, size in file.column_bytes.items() if name in columns)
+        return known / max(1, self.num_rows)
 
     def dataset(self) -> pads.Dataset:
         """The table as pyarrow reads it; folders named key=value add a column each."""
@@ -245,14 +257,12 @@ def _common(roots: Sequence[str]) -> str:
     return str(common)
 
 
-def _footer(
-    filesystem: fs.FileSystem, info: fs.FileInfo, read: Callable[[Any], tuple[tuple[int, ...], pa.Schema, bytes]]
-) -> DataFile:
+def _footer(filesystem: fs.FileSystem, info: fs.FileInfo, read: Callable[[Any], _Footer]) -> DataFile:
     try:
         if info.size == 0:
             raise OSError("it has 0 bytes")
         with filesystem.open_input_file(info.path) as source:
-            groups, schema, facts = read(source)
+            groups, schema, facts, column_bytes = read(source)
     except (pa.ArrowException, OSError) as error:
         reason = str(error).partition("\n")[0]
         raise DataError(
@@ -260,23 +270,30 @@ def _footer(
             "it out of the path."
         ) from None
     content = hashlib.sha256(facts).hexdigest()
-    return DataFile(info.path, groups, schema, f"{info.size} {info.mtime_ns} {content}", content)
+    return DataFile(info.path, groups, schema, f"{info.size} {info.mtime_ns} {content}", content, column_bytes)
 
 
-def _read_parquet(source: Any) -> tuple[tuple[int, ...], pa.Schema, bytes]:
+_Footer = tuple[tuple[int, ...], pa.Schema, bytes, dict[str, int]]
+
+
+def _read_parquet(source: Any) -> _Footer:
     file = pq.ParquetFile(source)
     meta = file.metadata
     groups = [meta.row_group(number) for number in range(meta.num_row_groups)]
     facts = repr([group.to_dict() for group in groups])
     schema = file.schema_arrow.remove_metadata()
-    return tuple(group.num_rows for group in groups), schema, f"{schema}{facts}".encode()
+    sizes: dict[str, int] = {}
+    for column in (group.column(number) for group in groups for number in range(group.num_columns)):
+        name = column.path_in_schema.partition(".")[0]
+        sizes[name] = sizes.get(name, 0) + column.total_uncompressed_size
+    return tuple(group.num_rows for group in groups), schema, f"{schema}{facts}".encode(), sizes
 
 
-def _read_arrow(source: Any) -> tuple[tuple[int, ...], pa.Schema, bytes]:
+def _read_arrow(source: Any) -> _Footer:
     reader = pa.ipc.open_file(source)
     rows = tuple(reader.get_batch(number).num_rows for number in range(reader.num_record_batches))
     schema = reader.schema.remove_metadata()
-    return rows, schema, f"{schema}{rows}".encode()
+    return rows, schema, f"{schema}{rows}".encode(), {}
 
 
 _READ = {"parquet": _read_parquet, "arrow": _read_arrow}

@@ -20,6 +20,8 @@ _WHOLE_BYTES = 8 << 20  # a row group whose columns are no larger is fetched at 
 # Of a larger one, each column is fetched in pieces of this size, and less when there are many columns.
 _BUFFER_BYTES = 1 << 20
 _SMALL_BUFFER_BYTES = 1 << 16
+# Before pyarrow 19 that can crash the process (apache/arrow#43949), so there a column of a row group is fetched whole.
+_CAN_BUFFER = int(pa.__version__.split(".")[0]) >= 19
 _FOOTERS = 16  # kept, so that files of many row groups are not asked for them again and again
 # Errors that a new try does not cure.
 _LASTING = (
@@ -83,7 +85,7 @@ class RowGroups:
         with self._filesystem.open_input_file(self._files[number].path) as source:
             footer = self._footer(number, source)
             whole = self._stored_bytes(footer.row_group(within)) <= _WHOLE_BYTES
-            buffer_bytes = 0 if whole else self._buffer_bytes
+            buffer_bytes = self._buffer_bytes if _CAN_BUFFER and not whole else 0
             file = pq.ParquetFile(source, metadata=footer, buffer_size=buffer_bytes, pre_buffer=whole)
             names = self._schema.names
             for batch in file.iter_batches(batch_rows, row_groups=[within], columns=names, use_threads=False):

@@ -47,6 +47,7 @@ class DataPlan:
         dropped_rows: Samples left out of each epoch.
         shuffle: Whether each epoch has an order of its own.
         note: What the user should know about how the loader was understood; may be empty.
+        order: What the order depends on besides seed and batch size; a run that goes on must have the same.
     """
 
     num_rows: int
@@ -55,6 +56,7 @@ class DataPlan:
     dropped_rows: int
     shuffle: bool
     note: str = ""
+    order: str = ""
 
     def __str__(self) -> str:
         dropped = f", {self.dropped_rows} left out" if self.dropped_rows else ""

@@ -28,7 +28,8 @@ class ParquetStream:
     A rank holds, of each lane that it reads, the block in use and the next one: ``2 * block_rows`` rows, whatever the
     data's size, and one more block for the moment in which its pieces are joined. Beside these, an open row group takes up
     to 8 MiB if that holds all of its chosen columns; else, for each column, a buffer of up to 1 MiB (of many: 64 KiB) and
-    two pages (as written; usually 1 MiB). Every lane reads on a thread of its own.
+    two pages (as written; usually 1 MiB). Before pyarrow 19 it takes what its chosen columns take in the file. Every lane
+    reads on a thread of its own.
 
     A lane that starts within a row group decodes what stands before it, without keeping it: with few, huge row groups
     the start takes long. With ``shuffle=False`` there is one lane, which every rank reads whole.

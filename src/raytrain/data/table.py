@@ -110,7 +110,7 @@ class TableDataset(BatchDataset):
 
     def _count(self) -> int:
         if self._where is None and self._part is None:
-            return sum(file.num_rows for file in self._files.files)
+            return self._files.num_rows
         folder = self._cache.entry(self._key([file.stamp for file in self._files.files]))
         if folder is not None:
             return self.prepare().num_rows
@@ -119,16 +119,8 @@ class TableDataset(BatchDataset):
         return sum(batch.num_rows for _, batch in self._batches([self._part.by]))
 
     def _expected_bytes(self) -> int:
-        """From the sizes in the first file's footer; strings and images are counted as they are stored."""
-        first = self._files.files[0]
-        if self._files.format != "parquet" or first.num_rows == 0:
-            return 0
-        with self._files.filesystem.open_input_file(first.path) as source:
-            meta = pq.ParquetFile(source).metadata
-        wanted = {rule.name for rule in self._rules}
-        columns = [meta.row_group(g).column(c) for g in range(meta.num_row_groups) for c in range(meta.num_columns)]
-        size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.partition(".")[0] in wanted)
-        return int(size / first.num_rows * len(self))
+        """From the sizes in the footers; strings and images are counted as they are stored."""
+        return int(self._files.bytes_per_row({rule.name for rule in self._rules}) * len(self))
 
     def _batches(self, columns: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Batches of all files in their order, filtered, with the file's name."""
@@ -149,13 +141,12 @@ class TableDataset(BatchDataset):
 
     def _rows_per_batch(self) -> int:
         """Few rows at once where they are wide: memory stays the same."""
-        rows = sum(file.num_rows for file in self._files.files)
         sizes = [int(file.stamp.partition(" ")[0]) for file in self._files.files]
-        return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES * rows / max(1, sum(sizes)))))
+        return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES * self._files.num_rows / max(1, sum(sizes)))))
 
     def _write(self, folder: Path) -> None:
         names = [rule.name for rule in self._rules]
-        progress = _Progress(f"preparing the table of {self._files.root}", sum(f.num_rows for f in self._files.files))
+        progress = _Progress(f"preparing the table of {self._files.root}", self._files.num_rows)
         writer = TableWriter(folder, self._rules, self._find_categories())
         for file, batch in self._batches(names):
             writer.write(batch, f"{file}, from row {writer.num_rows} of the table")

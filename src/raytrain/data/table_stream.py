@@ -25,6 +25,9 @@ from raytrain.data.streamed import Streamed
 from raytrain.data.table import column_rules
 from raytrain.errors import DataError
 
+_BLOCK_BYTES = 16 << 20
+_FEWEST_ROWS = 16  # of a block, however wide its rows
+
 
 class TableStream(Streamed):
     """Rows of Parquet files, read in passing. Made by ``parquet_stream``; it has no random access.
@@ -43,7 +46,7 @@ class TableStream(Streamed):
     ) -> None:
         self._files, self._rules, self._functions = files, tuple(rules), functions
         self._num_lanes, self._block_rows = num_lanes, block_rows
-        self.num_rows = sum(file.num_rows for file in files.files)
+        self.num_rows = files.num_rows
 
     def map(self, function: Callable[[Any], Any]) -> TableStream:
         """The same rows with a function over whole batches: from a dict of tensors to what the loss takes."""
@@ -69,7 +72,9 @@ class TableStream(Streamed):
             )
         steps = num_batches(self.num_rows, batch_size, drop_last)
         dropped = self.num_rows - steps * batch_size if drop_last else 0
-        return DataPlan(self.num_rows, batch_size, steps, dropped, shuffle, "streamed")
+        order = f"{self._num_lanes} lanes of blocks of {self._block_rows} rows" if shuffle else ""
+        note = f"streamed in {order}" if order else "streamed"
+        return DataPlan(self.num_rows, batch_size, steps, dropped, shuffle, note, order)
 
     def train_loader(
         self, plan: DataPlan, *, drop_last: bool, accumulate: int, rank: int, world_size: int, seed: int
@@ -205,7 +210,7 @@ def parquet_stream(
     fill: Mapping[str, Any] | None = None,
     filesystem: fs.FileSystem | None = None,
     num_lanes: int = LANES,
-    block_rows: int = BLOCK_ROWS,
+    block_rows: int | None = None,
 ) -> TableStream:
     """Parquet files as a stream of training batches: constant memory, nothing is written to the disk.
 
@@ -221,12 +226,13 @@ def parquet_stream(
         filesystem: A pyarrow filesystem that ``paths`` are on.
         num_lanes: Places of the data that a global batch is mixed from.
         block_rows: Rows of a place that are shuffled among themselves; a worker holds about two blocks of each of its lanes.
+            Default: 16,384, or as many as take 16 MB.
 
     Raises:
         DataError: As ``parquet``, and for categories without values.
     """
     for name, value in (("num_lanes", num_lanes), ("block_rows", block_rows)):
-        if value < 1:
+        if value is not None and value < 1:
             raise DataError(f"{name} = {value} is not possible. Allowed: 1 or more.")
     files = find_files(paths, filesystem, "parquet", columns)
     rules = column_rules(files.files[0].schema, columns, encode or {}, cast or {}, fill or {})
@@ -236,4 +242,6 @@ def parquet_stream(
                 f"the column {rule.name!r} has categories, and a stream cannot look through all rows for them first. Give "
                 f"Categories(values=[...])."
             )
-    return TableStream(files, rules, num_lanes, block_rows)
+    row_bytes = files.bytes_per_row({rule.name for rule in rules})
+    fitting = max(_FEWEST_ROWS, min(BLOCK_ROWS, int(_BLOCK_BYTES / max(1.0, row_bytes))))
+    return TableStream(files, rules, num_lanes, block_rows or fitting)
