@@ -17,7 +17,7 @@ from raytrain.data.order import Indices
 from raytrain.data.randomness import current, fetching
 from raytrain.errors import DataError
 
-_NONE = np.empty(0, np.int64)
+NO_INDICES = np.empty(0, np.int64)
 _MANY = 8  # samples that an error names
 
 
@@ -42,7 +42,7 @@ class Fetcher:
 
     def __getitems__(self, slot: Slot) -> tuple[Slot, Any]:
         """The slot, without its indices, and its batch."""
-        return dataclasses.replace(slot, indices=_NONE), self.fetch(slot)
+        return dataclasses.replace(slot, indices=NO_INDICES), self.fetch(slot)
 
     def fetch(self, slot: Slot) -> Any:
         """The collated batch of a slot.

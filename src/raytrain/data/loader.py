@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from raytrain.data.batch import Batch, Slot
 from raytrain.data.engine import Engine
+from raytrain.data.iterables import IterableStream, iterable
 from raytrain.data.order import share
-from raytrain.data.source import DEFAULT_BATCH_SIZE, DataPlan, Source, read_eval_source, read_source
+from raytrain.data.source import DataPlan, Source, read_eval_source, read_source
 from raytrain.data.streamed import EvalBatches, Streamed, TrainBatches
 from raytrain.errors import ConfigError, DataError
 
@@ -132,11 +133,15 @@ def train_loader(
         DataError: The data cannot be trained on exactly once per epoch.
         ConfigError: The batch size does not fit the loader or the number of ranks.
     """
-    if isinstance(data, Streamed):
-        plan = _stream_plan(data, batch_size, shuffle, drop_last, world_size)
-        drop = bool(drop_last)
-        return data.train_loader(
-            plan, drop_last=drop, accumulate=accumulate, rank=rank, world_size=world_size, seed=seed
+    if (stream := streamed(data)) is not None:
+        plan = _stream_plan(stream, batch_size, shuffle, drop_last, world_size)
+        return stream.train_loader(
+            plan,
+            accumulate=accumulate,
+            rank=rank,
+            world_size=world_size,
+            seed=seed,
+            loader_workers=loader_workers,
         )
     source = _checked(data, batch_size, accumulate, seed, shuffle, drop_last, world_size, loader_workers)
     return TrainLoader(source, accumulate, rank, world_size, seed)
@@ -152,16 +157,15 @@ def plan_train(
     world_size: int = 1,
 ) -> DataPlan:
     """What ``train_loader`` would train on, found without starting anything. Raises as it does."""
-    if isinstance(data, Streamed):
-        return _stream_plan(data, batch_size, shuffle, drop_last, world_size)
+    if (stream := streamed(data)) is not None:
+        return _stream_plan(stream, batch_size, shuffle, drop_last, world_size)
     return _checked(data, batch_size, accumulate, 0, shuffle, drop_last, world_size, 0).plan
 
 
 def _stream_plan(
     data: Streamed, batch_size: int | None, shuffle: bool | None, drop_last: bool | None, world_size: int
 ) -> DataPlan:
-    shuffle = True if shuffle is None else shuffle
-    plan = data.plan(batch_size=batch_size or DEFAULT_BATCH_SIZE, shuffle=shuffle, drop_last=bool(drop_last))
+    plan = data.plan(batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
     _check_plan(plan, world_size)
     return plan
 
@@ -210,14 +214,24 @@ def eval_loader(
     Raises:
         DataError: The data is no map-style dataset, or empty.
     """
-    if isinstance(data, Streamed):
-        return data.eval_loader(plan_eval(data, batch_size=batch_size), rank=rank, world_size=world_size, seed=seed)
+    if (stream := streamed(data)) is not None:
+        plan = plan_eval(stream, batch_size=batch_size)
+        return stream.eval_loader(plan, rank=rank, world_size=world_size, seed=seed, loader_workers=loader_workers)
     source = read_eval_source(data, batch_size=batch_size, seed=seed, loader_workers=loader_workers)
     return EvalLoader(source, rank, world_size, seed)
 
 
 def plan_eval(data: Any, *, batch_size: int) -> DataPlan:
     """What ``eval_loader`` would evaluate on. Raises as it does."""
-    if isinstance(data, Streamed):
-        return data.plan(batch_size=batch_size, shuffle=False, drop_last=False)
+    if (stream := streamed(data)) is not None:
+        own_size = stream.settings.get("batch_size") if isinstance(stream, IterableStream) else None
+        return stream.plan(batch_size=own_size or batch_size, shuffle=False, drop_last=False)
     return read_eval_source(data, batch_size=batch_size, seed=0, loader_workers=0).plan
+
+
+def streamed(data: Any) -> Streamed | None:
+    """Data that forms its batches itself; None for what has random access."""
+    if isinstance(data, Streamed):
+        return data
+    dataset = data.dataset if isinstance(data, DataLoader) else data
+    return iterable(data) if isinstance(dataset, IterableDataset) else None

@@ -14,7 +14,7 @@ import torch
 from raytrain.data.order import key_of
 from raytrain.errors import DataError
 
-_MODEL, _FETCH, _SAMPLE, _SAMPLER = 1, 2, 3, 4  # so that streams of different use never coincide
+_MODEL, _FETCH, _SAMPLE, _SAMPLER, _ITERABLE = 1, 2, 3, 4, 5  # so that streams of different use never coincide
 
 
 def seed_everything(seed: int, rank: int | None = None) -> None:
@@ -85,6 +85,47 @@ def fetching(seed: int, epoch: int, index: int, rank: int, micro: int) -> contex
 def sampling(seed: int, epoch: int) -> contextlib.AbstractContextManager[None]:
     """The streams of a user's sampler in one epoch: the same on all ranks."""
     return apart(_SAMPLER, seed, epoch)
+
+
+def iterating(seed: int, epoch: int) -> int:
+    """The key of the streams under which an IterableDataset runs in one epoch: the same on all ranks."""
+    return key_of(_ITERABLE, seed, epoch)
+
+
+class Streams:
+    """Random streams that begin at a key and go on from one use to the next, beside the process's own.
+
+    ``with streams:`` around each use; the process's own streams are as before after it.
+    """
+
+    def __init__(self, key: int) -> None:
+        self._key: int | None = key
+        self._inside: tuple[Any, ...] = ()
+        self._outside: tuple[Any, ...] = ()
+
+    def __enter__(self) -> None:
+        self._outside = _streams_now()
+        if self._key is not None:
+            torch.default_generator.manual_seed(self._key >> 1)
+            np.random.seed(self._key & 0xFFFFFFFF)
+            random.seed(self._key)
+            self._key = None
+        else:
+            _set_streams(self._inside)
+
+    def __exit__(self, *error: object) -> None:
+        self._inside = _streams_now()
+        _set_streams(self._outside)
+
+
+def _streams_now() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(legacy=True), random.getstate()
+
+
+def _set_streams(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    np.random.set_state(states[1])
+    random.setstate(states[2])
 
 
 class _Current:

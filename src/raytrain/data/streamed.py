@@ -53,17 +53,17 @@ class Streamed(ABC):
     """Data that is read in passing and forms its batches itself."""
 
     @abstractmethod
-    def plan(self, *, batch_size: int, shuffle: bool, drop_last: bool) -> DataPlan:
-        """What an epoch of it is. Raises DataError when there is nothing to train on."""
+    def plan(self, *, batch_size: int | None, shuffle: bool | None, drop_last: bool | None) -> DataPlan:
+        """What an epoch of it is; None leaves a choice to it. Raises DataError when there is nothing to train on."""
 
     @abstractmethod
     def train_loader(
-        self, plan: DataPlan, *, drop_last: bool, accumulate: int, rank: int, world_size: int, seed: int
+        self, plan: DataPlan, *, accumulate: int, rank: int, world_size: int, seed: int, loader_workers: int
     ) -> TrainBatches:
         """This rank's training batches."""
 
     @abstractmethod
-    def eval_loader(self, plan: DataPlan, *, rank: int, world_size: int, seed: int) -> EvalBatches:
+    def eval_loader(self, plan: DataPlan, *, rank: int, world_size: int, seed: int, loader_workers: int) -> EvalBatches:
         """This rank's evaluation batches."""
 
     @abstractmethod

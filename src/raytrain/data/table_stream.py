@@ -19,7 +19,7 @@ from raytrain.data.lanes import BLOCK_ROWS, LANES
 from raytrain.data.randomness import fetching
 from raytrain.data.rowgroups import ParquetPart
 from raytrain.data.samplers import num_batches
-from raytrain.data.source import DataPlan
+from raytrain.data.source import DEFAULT_BATCH_SIZE, DataPlan
 from raytrain.data.stream_reader import ParquetStream
 from raytrain.data.streamed import Streamed
 from raytrain.data.table import column_rules
@@ -60,7 +60,7 @@ class TableStream(Streamed):
         digest = hashlib.sha256(repr(known).encode()).hexdigest()[:16]
         return {"source": self._files.uri, "num_rows": self.num_rows, "schema": schema, "digest": digest}
 
-    def plan(self, *, batch_size: int, shuffle: bool, drop_last: bool) -> DataPlan:
+    def plan(self, *, batch_size: int | None, shuffle: bool | None, drop_last: bool | None) -> DataPlan:
         """What an epoch of it is.
 
         Raises:
@@ -70,19 +70,22 @@ class TableStream(Streamed):
             raise DataError(
                 f"the stream of {self._files.uri} is empty: 0 samples. Check the path that it was made with."
             )
-        steps = num_batches(self.num_rows, batch_size, drop_last)
+        batch_size, shuffle = batch_size or DEFAULT_BATCH_SIZE, shuffle is not False
+        steps = num_batches(self.num_rows, batch_size, bool(drop_last))
         dropped = self.num_rows - steps * batch_size if drop_last else 0
         order = f"{self._num_lanes} lanes of blocks of {self._block_rows} rows" if shuffle else ""
         note = f"streamed in {order}" if order else "streamed"
         return DataPlan(self.num_rows, batch_size, steps, dropped, shuffle, note, order)
 
     def train_loader(
-        self, plan: DataPlan, *, drop_last: bool, accumulate: int, rank: int, world_size: int, seed: int
+        self, plan: DataPlan, *, accumulate: int, rank: int, world_size: int, seed: int, loader_workers: int
     ) -> StreamLoader:
         """This rank's training batches."""
-        return StreamLoader(self, plan, drop_last, accumulate, rank, world_size, seed)
+        return StreamLoader(self, plan, accumulate, rank, world_size, seed)
 
-    def eval_loader(self, plan: DataPlan, *, rank: int, world_size: int, seed: int) -> StreamEvalLoader:
+    def eval_loader(
+        self, plan: DataPlan, *, rank: int, world_size: int, seed: int, loader_workers: int
+    ) -> StreamEvalLoader:
         """This rank's evaluation batches."""
         return StreamEvalLoader(self, plan, rank, world_size, seed)
 
@@ -129,7 +132,6 @@ class StreamLoader:
         self,
         stream: TableStream,
         plan: DataPlan,
-        drop_last: bool,
         accumulate: int,
         rank: int,
         world_size: int,
@@ -142,7 +144,7 @@ class StreamLoader:
             "world_size": world_size,
             "accumulate": accumulate,
             "batch_size": plan.batch_size,
-            "drop_last": drop_last,
+            "drop_last": plan.dropped_rows > 0,
             "shuffle": plan.shuffle,
         }
 
