@@ -57,7 +57,8 @@ class Driver:
         """What travels to the workers."""
         options = self._options
         attempt = self._record.attempts + 1
-        return Job(options.task, options.train, self._folder, options.run.keep, attempt, options.scaling.use_gpu)
+        folder, keep, streams = self._folder, options.run.keep, self._findings.streams
+        return Job(options.task, options.train, folder, keep, attempt, options.scaling.use_gpu, streams)
 
     def check(self) -> list[str]:
         """What ``raytrain check`` tells about the run and its tracking."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfi
 from raytrain.driver import Driver
 from raytrain.errors import ConfigError
 from raytrain.preflight import inspect
+from raytrain.ray_connection import ray_of_our_own
 from raytrain.result import Result
 from raytrain.runtime import LocalRuntime, StopFlag
 from raytrain.signals import stopping_on_signals
@@ -61,6 +63,13 @@ def fit(
 
 def drive(task: Task, options: Adopted, tracking: TrackingConfig) -> Result:
     """The driver's part where this process is no rank of torchrun."""
+    with contextlib.ExitStack() as stack:
+        if options.scaling.worker_range[1] > 0:
+            stack.enter_context(ray_of_our_own())
+        return _drive(task, options, tracking)
+
+
+def _drive(task: Task, options: Adopted, tracking: TrackingConfig) -> Result:
     storage = Storage(options.run.storage, options.filesystem)
     findings = inspect(task, options.train, options.scaling, options.run, storage)
     driver = Driver(task, options, tracking, storage, findings)
@@ -74,7 +83,8 @@ def drive(task: Task, options: Adopted, tracking: TrackingConfig) -> Result:
         else:
             from raytrain.ray_launch import train_on_ray
 
-            train_on_ray(driver.job, options.scaling, options.run, deliver, stop, options.callbacks)
+            sets = findings.ray_sets
+            train_on_ray(driver.job, options.scaling, options.run, deliver, stop, options.callbacks, sets)
     return driver.result()
 
 
@@ -91,7 +101,8 @@ def check(
         As ``fit`` does, before it starts.
     """
     options = adopt(train or TrainConfig(), scaling, run)
-    storage = Storage(options.run.storage, options.filesystem)
-    findings = inspect(task, options.train, options.scaling, options.run, storage)
-    driver = Driver(task, options, tracking or TrackingConfig(), storage, findings)
-    return [*findings.lines, *driver.check()]
+    with ray_of_our_own():
+        storage = Storage(options.run.storage, options.filesystem)
+        findings = inspect(task, options.train, options.scaling, options.run, storage)
+        driver = Driver(task, options, tracking or TrackingConfig(), storage, findings)
+        return [*findings.lines, *driver.check()]

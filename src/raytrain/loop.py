@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from raytrain.best import BestTracker, mode_of
 from raytrain.config import TrainConfig
-from raytrain.data import Batch, EvalBatches, TrainBatches, seed_everything
+from raytrain.data import Batch, EvalBatches, Streamed, TrainBatches, seed_everything
 from raytrain.data.device import ahead
 from raytrain.errors import ConfigError
 from raytrain.metrics import merged
@@ -44,22 +44,27 @@ class Parts:
         return self.ema.model if self.ema else bare(self.model)
 
 
-def run_task(task: Task, session: Session, peers: Peers) -> None:
-    """Train a task, or run a user's own loop, to its end or to an agreed stop."""
+def run_task(task: Task, session: Session, peers: Peers, streams: Mapping[str, Streamed] | None = None) -> None:
+    """Train a task, or run a user's own loop, to its end or to an agreed stop.
+
+    Args:
+        streams: Sets that come from elsewhere than the task, by name.
+    """
     if isinstance(task, LoopTask):
         seed_everything(session.config.seed)
         task.run(session)
     else:
-        parts = build(task, session, peers)
+        parts = build(task, session, peers, streams or {})
         train(task, session, parts, peers)
 
 
-def build(task: Task, session: Session, peers: Peers) -> Parts:
+def build(task: Task, session: Session, peers: Peers, streams: Mapping[str, Streamed]) -> Parts:
     """Make the task's parts, alike on all ranks, and restore them when the run resumes."""
     config = session.config
     seed_everything(config.seed)
-    loader = session.prepare_loader(task.train_data())
-    eval_loaders = {name: session.prepare_eval(data) for name, data in named(task.eval_data()).items()}
+    loader = session.prepare_loader(streams["train"] if "train" in streams else task.train_data())
+    sets = {name: streams.get(name, data) for name, data in named(task.eval_data()).items()}
+    eval_loaders = {name: session.prepare_eval(data) for name, data in sets.items()}
     model = session.prepare_model(task.model())
     optimizer = task.optimizer(bare(model))
     scale_lr(optimizer, config, loader.plan.batch_size)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import torch.distributed as dist
 
 from raytrain.cadence import Limit
 from raytrain.config import RunConfig, ScalingConfig, TrainConfig
 from raytrain.data import DataPlan, get_rng_state, plan_eval, plan_train, seed_everything, set_rng_state
 from raytrain.data.describe import describe
+from raytrain.data.ray_data import RayStream, is_ray_dataset, ray_stream
 from raytrain.errors import ConfigError, DataError
 from raytrain.loop import named
 from raytrain.schedules import check_schedule
@@ -31,6 +33,8 @@ class Findings:
         total_steps: Optimizer steps of the whole run, or None when unknown.
         eval_plans: Of the evaluation sets, by name.
         datasets: Plain facts of each set: ``name``, ``num_rows``, ``source``, ``digest``, and what else is known.
+        ray_sets: Those that are Ray Datasets, which travel through Ray.
+        streams: What the workers need to know of these.
     """
 
     lines: tuple[str, ...]
@@ -38,6 +42,8 @@ class Findings:
     total_steps: int | None = None
     eval_plans: tuple[tuple[str, DataPlan], ...] = ()
     datasets: tuple[Mapping[str, Any], ...] = ()
+    ray_sets: Mapping[str, Any] = field(default_factory=dict)
+    streams: Mapping[str, RayStream] = field(default_factory=dict)
 
 
 def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConfig, storage: Storage) -> Findings:
@@ -55,9 +61,16 @@ def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConf
     plan: DataPlan | None = None
     eval_plans: tuple[tuple[str, DataPlan], ...] = ()
     datasets: tuple[Mapping[str, Any], ...] = ()
+    ray_sets: dict[str, Any] = {}
+    streams: dict[str, RayStream] = {}
     if run.check_data and not isinstance(task, LoopTask):
         with seeded(train.seed):
-            data, eval_sets = opened(task), named(task.eval_data())
+            sets = {"train": opened(task), **named(task.eval_data())}
+        ray_sets = {name: data for name, data in sets.items() if is_ray_dataset(data)}
+        check_ray_data(ray_sets, scaling)
+        streams = {name: ray_stream(name, data) for name, data in ray_sets.items()}
+        data, *_ = (sets | streams).values()
+        eval_sets = {name: of for name, of in (sets | streams).items() if name != "train"}
         plan = check_data(data, train, scaling)
         eval_plans = check_eval(eval_sets, train)
         plans = dict(eval_plans) | {"train": plan}
@@ -73,7 +86,20 @@ def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConf
     total = Limit.of(train, plan.steps_per_epoch).steps if plan else None
     if plan:
         check_schedule(train, total, plan.steps_per_epoch)
-    return Findings(tuple(lines), plan, total, eval_plans, datasets)
+    return Findings(tuple(lines), plan, total, eval_plans, datasets, ray_sets, streams)
+
+
+def check_ray_data(sets: Mapping[str, Any], scaling: ScalingConfig) -> None:
+    """That Ray Datasets go to Ray's workers.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    if sets and (scaling.worker_range[1] == 0 or dist.is_initialized()):
+        raise ConfigError(
+            f"{', '.join(sets)} is a Ray Dataset, which only Ray's workers can read. Set scaling.num_workers to 1 or more, and "
+            "start the job without torchrun; or return a dataset of raytrain.data or torch."
+        )
 
 
 def check_pairs(train: TrainConfig, scaling: ScalingConfig) -> None:

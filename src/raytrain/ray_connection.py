@@ -9,11 +9,15 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raytrain.config import ScalingConfig
 from raytrain.errors import ConfigError, RaytrainError
+
+_RELEASE_S = 5.0  # how long resources may take to be free again
+_ROUNDING = 1e-9  # Ray counts in fractions
 
 
 @contextlib.contextmanager
@@ -40,6 +44,21 @@ def ray_running() -> Iterator[None]:
                 raise RaytrainError(f"{place}: {type(error).__name__}: {error}") from error
             stack.callback(ray.shutdown)
         yield
+
+
+@contextlib.contextmanager
+def ray_of_our_own() -> Iterator[None]:
+    """A Ray that user code starts within the block takes only this process's token, and ends with it: Ray Data starts one."""
+    with contextlib.ExitStack() as stack:
+        if not os.environ.get("RAY_ADDRESS") and not _ray_is_initialized():
+            stack.enter_context(private_token())
+            stack.callback(_end_ray)
+        yield
+
+
+def _end_ray() -> None:
+    if _ray_is_initialized():
+        sys.modules["ray"].shutdown()
 
 
 def _ray_is_initialized() -> bool:
@@ -92,8 +111,11 @@ def as_ray_scaling(scaling: ScalingConfig) -> Any:
     )
 
 
-def check_resources(scaling: ScalingConfig) -> None:
+def check_resources(scaling: ScalingConfig, reads_ray_data: bool = False) -> None:
     """See that the least number of workers fits the cluster. With an autoscaler, nodes may still come.
+
+    Args:
+        reads_ray_data: Ray Data needs a CPU besides the workers, or it waits for ever.
 
     Raises:
         ConfigError: They do not fit: with what is asked for, what there is and what is free.
@@ -104,15 +126,37 @@ def check_resources(scaling: ScalingConfig) -> None:
         return
     low, _ = scaling.worker_range
     each = as_ray_scaling(scaling)._resources_per_worker_not_none
-    present, free = ray.cluster_resources(), ray.available_resources()
+    asked = {name: amount * low for name, amount in each.items()}
+    present, free = ray.cluster_resources(), _free_soon(asked, 1.0 if reads_ray_data else 0.0)
     for name, amount in each.items():
-        asked = amount * low
-        if asked > free.get(name, 0.0) + 1e-9:
+        if asked[name] > free.get(name, 0.0) + _ROUNDING:
             raise ConfigError(
-                f"{low} workers with {amount:g} {name} each ask for {asked:g} {name}; this cluster has {present.get(name, 0):g}, "
-                f"of which {free.get(name, 0):g} are free. Cures: fewer scaling.num_workers, a smaller share each "
+                f"{low} workers with {amount:g} {name} each ask for {asked[name]:g} {name}; this cluster has "
+                f"{present.get(name, 0):g}, of which {free.get(name, 0):g} are free. Cures: fewer scaling.num_workers, a smaller share each "
                 f'(scaling.resources_per_worker, such as {{"{name}": 0.5}}), or a larger cluster.'
             )
+    left = free.get("CPU", 0.0) - asked.get("CPU", 0.0)
+    if reads_ray_data and left < 1 - _ROUNDING:
+        raise ConfigError(
+            f"Ray Data needs at least 1 CPU besides the workers, but {low} workers with {each.get('CPU', 0.0):g} CPU each leave "
+            f"{left:g} of the {free.get('CPU', 0.0):g} that are free. Cures: fewer scaling.num_workers, a smaller share each "
+            '(scaling.resources_per_worker, such as {"CPU": 0.5}), or a larger cluster.'
+        )
+
+
+def _free_soon(asked: Mapping[str, float], more_cpus: float) -> Mapping[str, float]:
+    """What is free, once it suffices or has not done so for a while: what has just ended gives back its share a little later."""
+    import ray
+
+    deadline = time.monotonic() + _RELEASE_S
+    while True:
+        free: Mapping[str, float] = ray.available_resources()
+        wanted = {**asked, "CPU": asked.get("CPU", 0.0) + more_cpus}
+        enough = all(amount <= free.get(name, 0.0) + _ROUNDING for name, amount in wanted.items())
+        hopeless = any(amount > ray.cluster_resources().get(name, 0.0) + _ROUNDING for name, amount in wanted.items())
+        if enough or hopeless or time.monotonic() > deadline:
+            return free
+        time.sleep(0.1)
 
 
 def _autoscales() -> bool:

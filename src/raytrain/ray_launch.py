@@ -28,6 +28,7 @@ def train_on_ray(
     deliver: Callable[[Report], None],
     stop: StopFlag,
     callbacks: Sequence[Any] = (),
+    sets: Mapping[str, Any] | None = None,
 ) -> None:
     """Train on a Ray cluster, or on an embedded one when there is none; returns when all workers have ended.
 
@@ -36,7 +37,7 @@ def train_on_ray(
         WorkerError: The training failed; the text is that of the worker that failed first.
     """
     with ray_running():
-        check_resources(scaling)
+        check_resources(scaling, reads_ray_data=bool(sets))
         import ray
 
         node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
@@ -46,7 +47,7 @@ def train_on_ray(
         # Only now: ray.init sets signal handlers of its own.
         with listening(mailbox, deliver, stop), stopping_on_signals(stop):
             try:
-                _aside(trainer(job, scaling, run, mailbox, callbacks).fit)
+                _aside(trainer(job, scaling, run, mailbox, callbacks, sets or {}).fit)
             except Exception as error:
                 raise WorkerError(_cause(error, ray.get(mailbox.failures.remote()))) from None
 
@@ -69,7 +70,9 @@ def _aside(work: Callable[[], Any]) -> None:
         raise failures[0]
 
 
-def trainer(job: Job, scaling: ScalingConfig, run: RunConfig, mailbox: Any, callbacks: Sequence[Any]) -> Any:
+def trainer(
+    job: Job, scaling: ScalingConfig, run: RunConfig, mailbox: Any, callbacks: Sequence[Any], sets: Mapping[str, Any]
+) -> Any:
     """The TorchTrainer of a job."""
     from ray.train import FailureConfig, LoggingConfig
     from ray.train import RunConfig as RayRunConfig
@@ -80,6 +83,8 @@ def trainer(job: Job, scaling: ScalingConfig, run: RunConfig, mailbox: Any, call
         _worker_main,
         train_loop_config={"job": job, "mailbox": mailbox},
         scaling_config=as_ray_scaling(scaling),
+        datasets=dict(sets) or None,
+        dataset_config=whole_shards() if sets else None,
         run_config=RayRunConfig(
             name="ray",
             storage_path=job.folder.path,
@@ -89,6 +94,26 @@ def trainer(job: Job, scaling: ScalingConfig, run: RunConfig, mailbox: Any, call
             logging_config=LoggingConfig(log_level="ERROR"),
         ),
     )
+
+
+def whole_shards() -> Any:
+    """How Ray Data is dealt to workers: all rows, where Ray's default leaves some out to make shards of equal length."""
+    from ray.train import DataConfig
+
+    class WholeShards(DataConfig):  # type: ignore[misc]
+        def configure(
+            self, datasets: Any, world_size: int, worker_handles: Any, worker_node_ids: Any, **more: Any
+        ) -> list[dict[str, Any]]:
+            shards: list[dict[str, Any]] = [{} for _ in range(world_size)]
+            for name, dataset in datasets.items():
+                copied = dataset.copy(dataset)
+                copied.context.execution_options = self._resolve_execution_options(name)
+                split = copied.streaming_split(world_size, equal=False, locality_hints=worker_node_ids)
+                for rank, shard in enumerate(split):
+                    shards[rank][name] = shard
+            return shards
+
+    return WholeShards()
 
 
 def _worker_main(config: Mapping[str, Any]) -> None:

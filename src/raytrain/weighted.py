@@ -71,7 +71,9 @@ def _read_value(name: str, value: Any, num_rows: int) -> Value:
     if isinstance(value, tuple):
         if len(value) != 2:
             raise RaytrainError(f"{name!r} is a tuple of {len(value)} values. Allowed: {_ALLOWED}.")
-        return Value(_scalar(name, value[0]), _scalar(name, value[1]), is_sum=True)
+        # No samples: the batch's rows are borrowed, and what the user counted in them must not count.
+        weight = _scalar(name, value[1]) if num_rows else 0.0
+        return Value(_scalar(name, value[0]), weight, is_sum=True)
     return Value(_scalar(name, value), num_rows)
 
 

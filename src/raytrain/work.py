@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import linecache
 import traceback
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 from raytrain.config import TrainConfig
+from raytrain.data import Streamed
 from raytrain.errors import RaytrainError, WorkerError
 from raytrain.keeper import Keeper
 from raytrain.loop import run_task
@@ -41,6 +43,7 @@ class Job:
         keep: Checkpoints to keep besides the best.
         attempt: Starts of this run so far, this one included.
         use_gpu: Whether each worker has a GPU.
+        streams: Sets that are read through Ray Data, by name, instead of from the task.
     """
 
     task: Task
@@ -49,6 +52,7 @@ class Job:
     keep: int
     attempt: int
     use_gpu: bool
+    streams: Mapping[str, Streamed] = field(default_factory=dict)
 
 
 def work(job: Job, runtime: Runtime) -> None:
@@ -64,7 +68,7 @@ def work(job: Job, runtime: Runtime) -> None:
     try:
         keeper.restore()
         session = Session(runtime, job.train, keeper, peers)
-        run_task(job.task, session, peers)
+        run_task(job.task, session, peers, job.streams)
         session.close()
     except Exception as error:
         raise failure(error, runtime.placement.rank, keeper.cursor.step) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,6 @@ from tests.cluster.tasks import Faulty, chatty_loop
 from tests.dist.toy import assert_equal_weights, plain_loop
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def ray_with_two_cpus() -> Iterator[None]:
-    """One Ray for all tests here, started and ended as raytrain does it itself."""
-    from raytrain.ray_connection import ray_running
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("RAY_ADDRESS", raising=False)
-        with ray_running():
-            yield
 
 
 def fit(

@@ -52,18 +52,19 @@ class Sharded(Toy):
         return iterable(Part(self.num_rows, shards or None), own_shards=bool(shards))
 
 
-def by_hand(batches: list[list[int]], weighted: bool, num_rows: int) -> dict[str, torch.Tensor]:
-    """The oracle: plain torch on the given batches, twice."""
+def by_hand(batches: list[list[int]], weighted: bool, num_rows: int) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The oracle: plain torch on the given batches, twice. Weights, and the loss of each step."""
     x, y, weights = rows(num_rows)
     model = network()
-    optimizer = OPTIMIZERS["adam"](model.parameters())
+    optimizer, losses = OPTIMIZERS["adam"](model.parameters()), []
     for batch in batches * 2:
         squares = ((model(x[batch]) - y[batch]) ** 2).squeeze(1)
         optimizer.zero_grad()
         loss = (squares * weights[batch]).sum() / weights[batch].sum() if weighted else squares.mean()
         loss.backward()
         optimizer.step()
-    return model.state_dict()
+        losses.append(loss.item())
+    return model.state_dict(), losses
 
 
 def trained(task: Sharded, config: TrainConfig, folder: str) -> Outcome:
@@ -85,7 +86,9 @@ def test_shards_of_unequal_length_train_each_row_once(weighted: bool, accumulate
     config = TrainConfig(**{**vars(CONFIG), "accumulate": accumulate})
     outcome = run_ranks(2, trained, task, config, str(tmp_path))[0]
     assert outcome.step == 6
-    assert_equal_weights(outcome.weights, by_hand(DEALT, weighted, 10))
+    weights, losses = by_hand(DEALT, weighted, 10)
+    assert_equal_weights(outcome.weights, weights)
+    assert [v for _, v in series(outcome, "train/loss")] == pytest.approx(losses, rel=1e-12)  # borrowed rows do not count
     assert [value for _, value in series(outcome, "val/samples")] == [10.0, 10.0]
 
 
@@ -100,7 +103,7 @@ def test_a_run_on_shards_resumes_in_mid_epoch(tmp_path: Path) -> None:
 def test_one_stream_that_all_ranks_read_equals_the_plain_loop(world: int, tmp_path: Path) -> None:
     task = Sharded(num_rows=10, optimizer_name="adam")
     outcome = run_ranks(world, trained, task, CONFIG, str(tmp_path))[0]
-    assert_equal_weights(outcome.weights, by_hand([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], False, 10))
+    assert_equal_weights(outcome.weights, by_hand([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], False, 10)[0])
 
 
 def message(task: Sharded, folder: str) -> str:

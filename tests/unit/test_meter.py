@@ -116,3 +116,10 @@ def test_logged_values_are_means_or_pairs() -> None:
     values = read_values({"a": 0.5, "b": (3.0, 6)}, num_rows=4)
     assert (values["a"].weight, values["a"].is_sum) == (4, False)
     assert (values["b"].amount, values["b"].weight, values["b"].is_sum) == (3.0, 6.0, True)
+
+
+def test_what_is_counted_in_borrowed_rows_does_not_count() -> None:
+    x = torch.ones(())
+    loss = read_loss(((x * 6, 3), {"a": (x, 7), "b": x}), num_rows=0)
+    assert [value.weight for value in (loss.value, *loss.metrics.values())] == [0, 0, 0]
+    assert read_values({"a": (5.0, 2)}, num_rows=0)["a"].weight == 0
