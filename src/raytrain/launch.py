@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -63,9 +62,7 @@ def fit(
 
 def drive(task: Task, options: Adopted, tracking: TrackingConfig) -> Result:
     """The driver's part where this process is no rank of torchrun."""
-    with contextlib.ExitStack() as stack:
-        if options.scaling.worker_range[1] > 0:
-            stack.enter_context(ray_of_our_own())
+    with ray_of_our_own():
         return _drive(task, options, tracking)
 
 
