@@ -21,7 +21,7 @@ from raytrain.tracking.mlflow import MlflowTracker
 from raytrain.tracking.provenance import job_source
 from raytrain.tracking.reported import settings
 from raytrain.tracking.steps import Steps
-from raytrain.tracking.translate import Translator
+from raytrain.tracking.translate import FOLDER, NAME, Translator
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -82,7 +82,9 @@ class MlflowTracking:
         self._name, self._guard, self._per_rank, self._weight = name, guard, per_rank, weight
         self._step_key = step_key
         self._params, self._user_tags = settings(params or {}), dict(tags or {})
-        self._folder = Storage(storage).child(name).uri if storage and name else ""
+        self._known = {NAME: name} if name else {}
+        if storage and name:
+            self._known[FOLDER] = Storage(storage).child(name).uri
         self._tracker = MlflowTracker(TrackingConfig(uri=uri, experiment=experiment), storage or "runs")
         self._callback: Any = None
         self._listener: _Listener | None = None
@@ -97,7 +99,7 @@ class MlflowTracking:
         before = self._before()
         before_tags = before.data.tags if before else {}
         steps = Steps(self._step_key, before_tags)
-        self._translator = Translator(steps, self._weight, self._per_rank, self._name, _warn)
+        self._translator = Translator(steps, self._weight, self._per_rank, self._known, _warn)
         self.run_id = self._tracker.open(self._info(before))["mlflow_run_id"]
         self._collector = Collector([self._tracker])
         return self
@@ -136,14 +138,12 @@ class MlflowTracking:
                 return store.client.get_run(self.run_id)
         if self._name is None:
             return None
-        folder = {"raytrain.folder": self._folder} if self._folder else {}
-        found = store.newest_run({"raytrain.trainer.name": self._name, **folder})
+        found = store.newest_run(self._known)
         if found and found.info.status == "FINISHED" and "raytrain.checkpoint.last" not in found.data.tags:
             return None  # Ray has nothing to go on from either: it is another training
         return found
 
     def _info(self, before: Run | None) -> RunInfo:
-        own = {"raytrain.trainer.name": self._name} if self._name else {}
         source = job_source()
         return RunInfo(
             name=self._name or f"trainer-{datetime.datetime.now():%Y%m%d-%H%M%S}",
@@ -152,8 +152,8 @@ class MlflowTracking:
             params=self._params,
             config_yaml=yaml.safe_dump(self._params) if self._params else "",
             job_source=str(source) if source else None,
-            folder=self._folder,
-            tags={**self._user_tags, **own},
+            folder=self._known.get(FOLDER, ""),
+            tags={**self._user_tags, **self._known},
             previous={"mlflow_run_id": before.info.run_id} if before else {},
         )
 

@@ -9,6 +9,8 @@ from raytrain.report import Event, Report, Row
 from raytrain.tracking.reported import Reported, average
 from raytrain.tracking.steps import CANDIDATES, Steps
 
+NAME, FOLDER = "raytrain.trainer.name", "raytrain.folder"  # tags that tell runs apart
+
 
 class Translator:
     """Takes messages as they come, and gives reports in their true order.
@@ -17,14 +19,19 @@ class Translator:
         steps: Gives each report its step.
         weight: Name of the count that weighs a worker's numbers.
         per_rank: Names whose values are wanted of each worker, too.
-        name: Name of the run as the user gave it, or None.
+        known: Tags that tell this run from others, as the user gave them: they stay.
         warn: Where warnings go, each once.
     """
 
     def __init__(
-        self, steps: Steps, weight: str, per_rank: Collection[str], name: str | None, warn: Callable[[str], None]
+        self,
+        steps: Steps,
+        weight: str,
+        per_rank: Collection[str],
+        known: Mapping[str, str],
+        warn: Callable[[str], None],
     ) -> None:
-        self._steps, self._weight, self._per_rank, self._name = steps, weight, per_rank, name
+        self._steps, self._weight, self._per_rank, self._known = steps, weight, per_rank, known
         self._warn = warn
         self._warned: set[str] = set()
         self._waiting: dict[tuple[str, int], Reported] = {}
@@ -65,13 +72,14 @@ class Translator:
         if start is None:
             return []
         self._world_size = 0
-        if self._name is not None and start.name != self._name:
+        name = self._known.get(NAME, start.name)
+        if start.name != name:
             self._tell(
-                f"MlflowTracking(name={self._name!r}) tracks a trainer with RunConfig(name={start.name!r}): give both the same "
+                f"MlflowTracking(name={name!r}) tracks a trainer with RunConfig(name={start.name!r}): give both the same "
                 "name, or a later start finds the wrong run."
             )
-        tags = {"raytrain.trainer.name": start.name, "raytrain.folder": start.folder, "raytrain.device": start.device}
-        return [Event("tags", 0, tags), Event("params", 0, start.params)]
+        tags = {NAME: start.name, FOLDER: start.folder, "raytrain.device": start.device}
+        return [Event("tags", 0, {**tags, **self._known}), Event("params", 0, start.params)]
 
     def _are_new(self, message: Reported) -> bool:
         """Whether these workers started after the last report: they failed, were resized, or came back from a preemption."""
