@@ -85,7 +85,10 @@ def _start(context: Any) -> Start:
     with contextlib.suppress(Exception):
         storage = run.storage_context
         folder = uri_of(storage.storage_filesystem, storage.experiment_fs_path)
-    return Start(run.name or "", folder, "cuda" if scaling.use_gpu else "cpu", params)
+    controller = None
+    with contextlib.suppress(Exception):
+        controller = ray.get_runtime_context().current_actor
+    return Start(run.name or "", folder, "cuda" if scaling.use_gpu else "cpu", params, controller)
 
 
 def uri_of(filesystem: Any, path: str) -> str:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain.config import TrackingConfig
 from raytrain.report import Event, Row
 from raytrain.tracking.base import RunInfo, Status
-from raytrain.tracking.mlflow_inputs import dataset_inputs
+from raytrain.tracking.mlflow_inputs import dataset_inputs, upload
 from raytrain.tracking.mlflow_store import MlflowStore
 from raytrain.tracking.names import clean, clean_apart, fit, number, param_values, tag_values
 from raytrain.tracking.provenance import facts, without_secrets
@@ -84,7 +83,7 @@ class MlflowTracker:
                     self._go_on(run, before)
                 self._log_params(run.params, before.data.params if before else {})
                 self._log_datasets(run)
-                self._upload(run)
+                upload(self._client, self._run_id, {"config.yaml": run.config_yaml}, run.job_source, self._tell)
             except Exception:
                 with contextlib.suppress(Exception):  # no run stays RUNNING; the error itself matters more
                     if self._run_id:
@@ -175,18 +174,6 @@ class MlflowTracker:
         except Exception as error:
             self._tell(f"MLflow did not take the facts of the datasets: {str(error)[:200]}", "datasets")
 
-    def _upload(self, run: RunInfo) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            files = [Path(run.job_source)] if run.job_source else []
-            if run.config_yaml:
-                files = [Path(folder, "config.yaml"), *files]
-                files[0].write_text(without_secrets(run.config_yaml), encoding="utf-8")
-            for file in files:
-                try:
-                    self._client.log_artifact(self._run_id, str(file), "job")
-                except Exception as error:
-                    self._tell(f"MLflow did not take the artifact {file.name}: {str(error)[:200]}", file.name)
-
     def log(self, rows: Sequence[Row]) -> None:
         """Write rows in few requests. A later start never writes a (metric, step) twice."""
         from mlflow.entities import Metric
@@ -242,6 +229,8 @@ class MlflowTracker:
             self._set_tags(data)
         elif event.kind == "params":
             self._log_params(data, self._client.get_run(self._run_id).data.params)
+            text = json.dumps(data, indent=1, default=str)
+            upload(self._client, self._run_id, {"params.json": text}, None, self._tell)
 
     def close(self, status: Status, error: str | None) -> None:
         """End the run with its true status, and the error's text."""

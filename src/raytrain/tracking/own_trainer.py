@@ -108,7 +108,8 @@ class MlflowTracking:
         """End the run as it really ended."""
         status, text = outcome(error)
         if self._listener is not None:
-            self._listener.end()
+            self._listener.end(stop_training=status == "KILLED")
+        _end_active(self.run_id, status)
         if status == "FINISHED" and not self._translator.num_reports:
             _warn(
                 "no report came: give tracking.callback to RunConfig(callbacks=[...]), and call ray.train.report in the loop."
@@ -173,16 +174,25 @@ class _Listener:
         )
         self.mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=node).remote()
         self._translator, self._collector = translator, collector
+        self._controllers: list[Any] = []
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="raytrain-listen", daemon=True)
         self._thread.start()
 
-    def end(self) -> None:
-        """Take what is left, and end the mailbox."""
+    def end(self, stop_training: bool) -> None:
+        """Take what is left, and end the mailbox.
+
+        A training that nobody waits for any more would go on until the process ends, and save what no one wrote down.
+        """
         import ray
 
+        for controller in self._controllers if stop_training else ():
+            with contextlib.suppress(Exception):
+                ray.kill(controller)
         self._done.set()
         self._thread.join(_LIMIT_S)
+        if self._thread.is_alive():
+            _warn(f"the last reports did not come within {_LIMIT_S:g} s and are not in MLflow.")
         with contextlib.suppress(Exception):
             ray.kill(self.mailbox)
 
@@ -192,7 +202,8 @@ class _Listener:
         try:
             while True:
                 last_round = self._done.is_set()
-                messages, _ = ray.get(self.mailbox.take.remote(_QUIET_S), timeout=_LIMIT_S)
+                messages, _ = ray.get(self.mailbox.take.remote(_QUIET_S))
+                self._controllers += [message.start.controller for message in messages if message.start]
                 self._give(self._translator.take(messages))
                 if last_round and not messages:
                     return self._give(self._translator.take([], everything=True))
@@ -220,6 +231,16 @@ def outcome(error: BaseException | None) -> tuple[Status, str | None]:
 
         return "FAILED", failures(by_rank)
     return "FAILED", f"{type(error).__name__}: {error}"
+
+
+def _end_active(run_id: str, status: Status) -> None:
+    """A run that the user's code made MLflow's active one would be ended as FINISHED when this process ends."""
+    import mlflow
+
+    with contextlib.suppress(Exception):
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == run_id:
+            mlflow.end_run(status)
 
 
 def _raised_by_ray(error: BaseException) -> bool:

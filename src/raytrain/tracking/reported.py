@@ -15,12 +15,13 @@ _MAX_DEPTH = 8
 
 @dataclass(frozen=True)
 class Start:
-    """What is known of a ``fit()`` when its first report comes: the settings of the trainer."""
+    """What is known of a ``fit()`` when its first report comes: the settings of the trainer, and the actor that controls it."""
 
     name: str
     folder: str
     device: str
     params: Mapping[str, Any] = field(default_factory=dict)
+    controller: Any = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Translator:
         self._waiting: dict[tuple[str, int], Reported] = {}
         self._expected: dict[str, int] = {}
         self._world_size = 0  # of the workers that reported last; 0 when they must start (again)
+        self._failure = ""
         self._tags: Mapping[str, str] = {}
         self.num_reports = 0
 
@@ -56,16 +57,21 @@ class Translator:
     def _report(self, message: Reported) -> Report:
         begun = self._start(message)
         if message.failure:
-            self._world_size = 0
-            failed = Event("tags", self._steps.last, {"raytrain.error.before": message.failure})
-            return Report(events=(*begun, failed))
+            self._world_size, self._failure = 0, message.failure
+            return Report(events=tuple(begun))
         if self._are_new(message):
             self._steps.restart()
-            begun = [*begun, Event("started", self._steps.last, {"world_size": len(message.ranks)})]
+            begun += self._again(len(message.ranks))
         self._world_size = len(message.ranks)
         self.num_reports += 1
         row = self._row(message)
         return Report((row,), (*begun, *self._after(message, row.step)))
+
+    def _again(self, world_size: int) -> Iterator[Event]:
+        if self._failure:  # it is known only now that it was retried
+            yield Event("tags", self._steps.last, {"raytrain.error.before": self._failure})
+            self._failure = ""
+        yield Event("started", self._steps.last, {"world_size": world_size})
 
     def _start(self, message: Reported) -> list[Event]:
         start = message.start
