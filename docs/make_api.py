@@ -16,7 +16,7 @@ PAGES = {
     "raytrain.data": ["Batch", "TrainLoader", "EvalLoader", "train_loader", "eval_loader", "sample_generator", "Order"],
     "raytrain.metrics": ["SumMetric", "GatherMetric"],
     "raytrain.checkpoint": ["SavedCheckpoint", "CheckpointStore", "open_checkpoint"],
-    "raytrain.tracking": ["Tracker", "RunInfo", "Collector", "MlflowTracker"],
+    "raytrain.tracking": ["Tracker", "RunInfo", "Collector", "MlflowTracker", "MlflowTracking"],
     "raytrain.report": ["Row", "Event", "Report"],
     "raytrain.errors": [
         "RaytrainError",

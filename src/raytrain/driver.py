@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from raytrain.adopt import Adopted
@@ -23,6 +21,7 @@ from raytrain.result import Result
 from raytrain.storage import Storage
 from raytrain.task import Task
 from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo, Status, Tracker
+from raytrain.tracking.provenance import job_source
 from raytrain.work import Job
 
 _LIMITS = ("train.epochs", "train.steps", "train.time")
@@ -161,7 +160,7 @@ class Driver:
         self._record = self._record.started(self._facts)
         self._record.save(self._folder)
         self._folder.write("config.yaml", dump(self._options).encode())
-        source = _job_source()
+        source = job_source()
         if source is not None:
             self._folder.write("job.py", source.read_bytes())
 
@@ -201,7 +200,7 @@ class Driver:
             attempt=self._record.attempts,
             params=flatten(self._options),
             config_yaml=dump(self._options),
-            job_source=str(_job_source() or "") or None,
+            job_source=str(job_source() or "") or None,
             folder=self._folder.uri,
             tags=dict(self._options.tracking.tags),
             previous=dict(self._record.trackers),
@@ -240,10 +239,3 @@ class _Watch:
 
 def _kebab(name: str) -> str:
     return "".join(f"-{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name))
-
-
-def _job_source() -> Path | None:
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    path = Path(file) if file else None
-    return path if path and path.suffix == ".py" and path.is_file() else None

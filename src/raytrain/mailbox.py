@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from raytrain.ray_worker import KEY
-from raytrain.report import Report
+from raytrain.report import KEY
 
 if TYPE_CHECKING:
     import ray.train
@@ -17,13 +16,13 @@ class Mailbox:
     """An async actor on the driver's node. It holds plain data only, no client and no secret."""
 
     def __init__(self) -> None:
-        self._reports: list[Report] = []
+        self._reports: list[Any] = []
         self._lines: list[tuple[int, str]] = []
         self._failures: list[tuple[bool, str]] = []
         self._news = asyncio.Event()
         self._stop = False
 
-    async def put(self, report: Report) -> None:
+    async def put(self, report: Any) -> None:
         """Keep a report for the driver."""
         self._reports.append(report)
         self._news.set()
@@ -33,7 +32,7 @@ class Mailbox:
         self._lines.append((rank, line))
         self._news.set()
 
-    async def take(self, wait_s: float) -> tuple[list[Report], list[tuple[int, str]]]:
+    async def take(self, wait_s: float) -> tuple[list[Any], list[tuple[int, str]]]:
         """All reports and printed lines so far; waits a little for the first."""
         if not (self._reports or self._lines):
             self._news.clear()

@@ -119,9 +119,11 @@ def whole_shards() -> Any:
 def _worker_main(config: Mapping[str, Any]) -> None:
     import ray
 
+    from raytrain.mlflow_guard import refuse_mlflow
     from raytrain.ray_worker import RayRuntime, printing_through
     from raytrain.work import is_secondary, work
 
+    refuse_mlflow()
     mailbox = config["mailbox"]
     runtime = RayRuntime(mailbox)
     if runtime.placement.rank == 0:

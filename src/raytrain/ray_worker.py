@@ -18,10 +18,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from raytrain.report import Report
+from raytrain.report import KEY, Report
 from raytrain.runtime import Placement
-
-KEY = "raytrain"
 
 
 class RayRuntime:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-EventKind = Literal["started", "resumed", "checkpoint", "best", "note", "warning", "finished"]
+KEY = "raytrain"  # of a Report among the metrics of ray.train.report
+
+EventKind = Literal["started", "resumed", "checkpoint", "best", "note", "warning", "finished", "tags", "params"]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Row:
 
     Attributes:
         step: Optimizer steps finished when the values were taken; rises strictly within a key.
-        epoch: Epochs finished, with their fraction.
+        epoch: Epochs finished, with their fraction; NaN where that is not known.
         values: Metric name (``group/name``) to number. NaN and infinity are allowed.
     """
 
@@ -33,7 +35,7 @@ class Event:
 
     Attributes:
         kind: ``started`` (world_size, device, attempt), ``resumed`` (step, uri), ``checkpoint`` and ``best``
-            (step, uri, metrics), ``note`` and ``warning`` (text), ``finished`` (reason, step).
+            (step, uri, metrics), ``note`` and ``warning`` (text), ``finished`` (reason, step), ``tags`` and ``params`` (by name).
         step: Optimizer steps finished at that time.
         data: Plain values that belong to the kind.
     """

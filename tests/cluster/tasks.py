@@ -35,6 +35,10 @@ class Faulty(Toy):
         if model.training and len(calls) == 4 and _rank() == 1:
             if self.fault == "raise":
                 raise TwoArguments("it broke", "of the test")
+            if self.fault == "mlflow":
+                import mlflow
+
+                mlflow.log_metric("loss", 1.0)
             if self.fault == "kill" or (self.fault == "kill once" and not Path(self.marker).exists()):
                 if self.marker:
                     Path(self.marker).touch()

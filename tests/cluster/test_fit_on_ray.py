@@ -67,6 +67,14 @@ def test_an_error_on_one_rank_is_told_with_rank_step_and_line(tmp_path: Path) ->
     assert "it broke because of the test" in run.data.tags["raytrain.error"]
 
 
+def test_a_workers_own_mlflow_is_refused_with_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(
+        WorkerError, match="rank 1 failed after step 3: TrackingError: a worker does not write to MLflow"
+    ):
+        fit(tmp_path, Faulty(fault="mlflow"))
+    assert [p.parent.parent for p in tmp_path.rglob("mlflow.db")] == [tmp_path]
+
+
 def test_a_killed_worker_is_replaced_and_nothing_shows_in_the_result(tmp_path: Path) -> None:  # case E3
     marker = tmp_path / "killed"
     result = fit(tmp_path, Faulty(fault="kill once", marker=str(marker), optimizer_name="adam"), max_failures=1)

@@ -21,9 +21,11 @@ LAYERS = [
     "data.files data.nodecache data.table data.randomness data.draws data.samplers data.source data.streamed data.fetch data.lanes "
     "data.ahead data.blocks data.rowgroups data.stream_reader data.table_stream data.shards data.iterables data.ray_data "
     "data.describe data.device data.engine data.loader data weighted manifest cadence best",
-    "peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox ray_worker",
+    "peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox mlflow_guard "
+    "ray_worker",
     "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.collector tracking.console "
-    "tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow tracking",
+    "tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow tracking.reported tracking.steps tracking.translate "
+    "tracking.forward tracking.own_trainer tracking",
     "result adopt options preflight driver signals torchrun ray_connection ray_launch launch",
     "summary listing cli __main__",
 ]
@@ -38,6 +40,8 @@ NO_TORCH = {
     "options",
     "cli",
     "tracking.mlflow",
+    "tracking.own_trainer",
+    "mlflow_guard",
 }
 
 

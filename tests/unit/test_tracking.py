@@ -181,7 +181,7 @@ def test_a_server_that_is_away_is_named_at_once_without_its_password(
 
 
 def test_a_deleted_experiment_is_named_with_the_cure(tracker: MlflowTracker, storage: str) -> None:
-    tracker._client.delete_experiment(tracker._store.experiment_id)
+    tracker._client.delete_experiment(tracker.store.experiment_id)
     with pytest.raises(TrackingError, match=r"'T' was deleted\. Restore it"):
         MlflowTracker(TrackingConfig(), storage).check("T")
 

@@ -6,5 +6,6 @@ from raytrain.tracking.base import RunInfo, Status, Tracker
 from raytrain.tracking.collector import Collector
 from raytrain.tracking.console import ConsoleTracker
 from raytrain.tracking.mlflow import MlflowTracker
+from raytrain.tracking.own_trainer import MlflowTracking
 
-__all__ = ["Collector", "ConsoleTracker", "MlflowTracker", "RunInfo", "Status", "Tracker"]
+__all__ = ["Collector", "ConsoleTracker", "MlflowTracker", "MlflowTracking", "RunInfo", "Status", "Tracker"]

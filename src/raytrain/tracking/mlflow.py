@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raytrain.config import TrackingConfig
 from raytrain.report import Event, Row
 from raytrain.tracking.base import RunInfo, Status
-from raytrain.tracking.mlflow_inputs import dataset_inputs
+from raytrain.tracking.mlflow_inputs import dataset_inputs, upload
 from raytrain.tracking.mlflow_store import MlflowStore
 from raytrain.tracking.names import clean, clean_apart, fit, number, param_values, tag_values
 from raytrain.tracking.provenance import facts, without_secrets
@@ -36,10 +35,13 @@ class MlflowTracker:
     Args:
         config: Where and under which names.
         storage: The runs' storage; a local one holds the default database.
+
+    Attributes:
+        store: The tracking store and its experiment.
     """
 
     def __init__(self, config: TrackingConfig, storage: str) -> None:
-        self._store = MlflowStore(config, storage)
+        self.store = MlflowStore(config, storage)
         self._run_id = ""
         self._num_starts = 0
         self._seen: dict[str, int] = {}
@@ -50,11 +52,11 @@ class MlflowTracker:
     @property
     def uri(self) -> str:
         """The tracking URI, without credentials."""
-        return self._store.uri
+        return self.store.uri
 
     @property
     def _client(self) -> MlflowClient:
-        return self._store.client
+        return self.store.client
 
     def check(self, experiment: str = "raytrain") -> None:
         """See that the store answers and the experiment can be used; made when it does not exist.
@@ -62,7 +64,7 @@ class MlflowTracker:
         Raises:
             TrackingError: It does not; with the reason and the cure.
         """
-        self._store.check(experiment)
+        self.store.check(experiment)
 
     def open(self, run: RunInfo) -> dict[str, str]:
         """Begin the run, or go on with the one of the start before.
@@ -70,18 +72,18 @@ class MlflowTracker:
         Raises:
             TrackingError: MLflow refuses, or went away since ``check``.
         """
-        if not self._store.experiment_id:
+        if not self.store.experiment_id:
             self.check(run.task)
-        with self._store.refusals():
+        with self.store.refusals():
             before = self._existing(run)
             try:
                 if before is None:
                     self._create(run)
                 else:
                     self._go_on(run, before)
-                self._log_params(run, before.data.params if before else {})
+                self._log_params(run.params, before.data.params if before else {})
                 self._log_datasets(run)
-                self._upload(run)
+                upload(self._client, self._run_id, {"config.yaml": run.config_yaml}, run.job_source, self._tell)
             except Exception:
                 with contextlib.suppress(Exception):  # no run stays RUNNING; the error itself matters more
                     if self._run_id:
@@ -126,13 +128,13 @@ class MlflowTracker:
         data = {f"raytrain.data.{d['name']}.num_rows": d["num_rows"] for d in run.datasets if "num_rows" in d}
         own = {**facts(run.job_source), "raytrain.attempt": run.attempt, "raytrain.folder": run.folder, **data}
         tags = tag_values({**own, **run.tags})
-        self._run_id = self._client.create_run(self._store.experiment_id, run_name=run.name, tags=tags).info.run_id
+        self._run_id = self._client.create_run(self.store.experiment_id, run_name=run.name, tags=tags).info.run_id
 
-    def _log_params(self, run: RunInfo, present: Mapping[str, str]) -> None:
+    def _log_params(self, params: Mapping[str, Any], present: Mapping[str, str]) -> None:
         """Params cannot change in MLflow: what a later start changed becomes a tag."""
         from mlflow.entities import Param
 
-        wanted = param_values(run.params)
+        wanted = param_values(params)
         new = [Param(name, value) for name, value in wanted.items() if name not in present]
         for start in range(0, len(new), _MAX_PARAMS):
             self._send_params(new[start : start + _MAX_PARAMS])
@@ -172,17 +174,6 @@ class MlflowTracker:
         except Exception as error:
             self._tell(f"MLflow did not take the facts of the datasets: {str(error)[:200]}", "datasets")
 
-    def _upload(self, run: RunInfo) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder, "config.yaml")
-            config.write_text(without_secrets(run.config_yaml), encoding="utf-8")
-            files = [config, *([Path(run.job_source)] if run.job_source else [])]
-            for file in files:
-                try:
-                    self._client.log_artifact(self._run_id, str(file), "job")
-                except Exception as error:
-                    self._tell(f"MLflow did not take the artifact {file.name}: {str(error)[:200]}", file.name)
-
     def log(self, rows: Sequence[Row]) -> None:
         """Write rows in few requests. A later start never writes a (metric, step) twice."""
         from mlflow.entities import Metric
@@ -192,7 +183,8 @@ class MlflowTracker:
         for row in rows:
             # A batch whose answer got lost is sent again; only with its first time stamps does MLflow drop it as known.
             first_ms = self._first_try_ms.setdefault(row.step, now_ms)
-            for name, value in {**row.values, "epoch": row.epoch}.items():
+            epoch = {} if math.isnan(row.epoch) else {"epoch": row.epoch}
+            for name, value in {**row.values, **epoch}.items():
                 key, as_number = self._name(name), self._number(name, value)
                 if as_number is not None and row.step > self._seen.get(key, -1):
                     points.append(Metric(key, as_number, first_ms, row.step))
@@ -223,16 +215,22 @@ class MlflowTracker:
         """Keep what happened as tags."""
         data = event.data
         if event.kind == "checkpoint":
-            self._set_tags({"raytrain.checkpoint.last": data["uri"]})
+            self._set_tags({"raytrain.checkpoint.last": data["uri"], "raytrain.checkpoint.step": event.step})
         elif event.kind == "best":
-            self._set_tags({"raytrain.checkpoint.last": data["uri"], "raytrain.checkpoint.best": data["uri"]})
+            self._set_tags({f"raytrain.checkpoint.{name}": data["uri"] for name in ("last", "best")})
         elif event.kind == "started":
             starts = self._num_starts + 1  # counted when it is written: an event may come again after an outage
-            place = {"raytrain.world_size": data["world_size"], "raytrain.device": data["device"]}
+            place = {f"raytrain.{name}": data[name] for name in ("world_size", "device") if name in data}
             self._set_tags({"raytrain.worker_starts": starts, **place})
             self._num_starts = starts
         elif event.kind == "finished":
             self._set_tags({"raytrain.end": data["reason"]})
+        elif event.kind == "tags":
+            self._set_tags(data)
+        elif event.kind == "params":
+            self._log_params(data, self._client.get_run(self._run_id).data.params)
+            text = json.dumps(data, indent=1, default=str)
+            upload(self._client, self._run_id, {"params.json": text}, None, self._tell)
 
     def close(self, status: Status, error: str | None) -> None:
         """End the run with its true status, and the error's text."""
@@ -244,7 +242,7 @@ class MlflowTracker:
 
     def browse(self) -> str:
         """The one command, or address, to look at the run."""
-        return self._store.browse(self._run_id)
+        return self.store.browse(self._run_id)
 
     def _tell(self, text: str, once_for: str = "") -> None:
         if (once_for or text) not in self._told:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from raytrain.errors import TrackingError
 from raytrain.tracking.provenance import without_secrets
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 _PLAIN = ("sqlite", "databricks", "databricks-uc", "uc")  # URIs without "://" that are no folders
@@ -83,6 +84,15 @@ class MlflowStore:
                 )
             self.experiment_id = found.experiment_id if found else self._create_experiment(name)
 
+    def newest_run(self, tags: Mapping[str, str]) -> Run | None:
+        """The newest run of the experiment that has these tags, or None."""
+        wanted = " and ".join(f"tags.`{name}` = {_quoted(value)}" for name, value in tags.items())
+        with self.refusals():
+            found = self.client.search_runs(
+                [self.experiment_id], filter_string=wanted, max_results=1, order_by=["attributes.start_time DESC"]
+            )
+        return found[0] if found else None
+
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
         """Whatever MLflow raises within becomes a TrackingError, with the cure."""
@@ -110,3 +120,8 @@ class MlflowStore:
             return f"{self.uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{run_id}"
         command = Path(sys.executable).parent / "mlflow"  # of this environment, whether it is activated or not
         return f"{command if command.exists() else 'mlflow'} ui --backend-store-uri '{self.uri}'"
+
+
+def _quoted(value: str) -> str:
+    """A value in MLflow's filter language, which knows no escapes but two kinds of quotes."""
+    return f'"{value}"' if "'" in value else f"'{value}'"

@@ -46,6 +46,13 @@ def facts(job_source: str | None) -> dict[str, str]:
     return {name: value for name, value in tags.items() if value}
 
 
+def job_source() -> Path | None:
+    """The file of the job that runs, if it is one."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    path = Path(file) if file else None
+    return path if path and path.suffix == ".py" and path.is_file() else None
+
+
 def git(folder: Path) -> dict[str, str]:
     """Commit, branch and whether files differ from it, as far as git tells in time; nothing without git or a repository."""
     commit = _git(folder, "rev-parse", "HEAD")
