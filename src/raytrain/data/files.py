@@ -22,6 +22,7 @@ _SUFFIXES = {
     "parquet": (".parquet", ".pq"),
     "arrow": (".arrow", ".feather", ".ipc"),
 }  # of a folder; without any, all count
+_STREAM_BYTES = 4 << 20  # read at once of each column
 _READERS = 16  # footers read at once: on object stores each costs a round trip
 
 
@@ -95,9 +96,11 @@ class Files:
     def _read_format(self) -> pads.FileFormat:
         if self.format == "arrow":
             return pads.IpcFileFormat()
-        return pads.ParquetFileFormat(
-            default_fragment_scan_options=pads.ParquetFragmentScanOptions(page_checksum_verification=True)
+        # Without pre-buffering: it holds all of a file's bytes until the last of them is decoded.
+        options = pads.ParquetFragmentScanOptions(
+            pre_buffer=False, use_buffered_stream=True, buffer_size=_STREAM_BYTES, page_checksum_verification=True
         )
+        return pads.ParquetFileFormat(default_fragment_scan_options=options)
 
     def _partitioning(self) -> pads.Partitioning:
         return pads.partitioning(self._partition_schema(), flavor="hive")
