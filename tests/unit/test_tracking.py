@@ -22,7 +22,7 @@ from raytrain.tracking import ConsoleTracker, MlflowTracker, RunInfo
 
 
 def row(step: int, **values: float) -> Row:
-    return Row(step, step / 10, values)
+    return Row(step, step / 10, values, time_ms=1_700_000_000_000 + step)
 
 
 def info(**changes: Any) -> RunInfo:
@@ -62,11 +62,11 @@ def tracker(storage: str) -> MlflowTracker:
 
 
 def run_of(tracker: MlflowTracker) -> Any:
-    return tracker._client.get_run(tracker._run_id)
+    return tracker._client.get_run(tracker._now.run_id)
 
 
 def points(tracker: MlflowTracker, key: str) -> list[tuple[int, float]]:
-    return [(p.step, p.value) for p in tracker._client.get_metric_history(tracker._run_id, key)]
+    return [(p.step, p.value) for p in tracker._client.get_metric_history(tracker._now.run_id, key)]
 
 
 @pytest.mark.parametrize(("status", "error"), [("FINISHED", None), ("FAILED", "ValueError: x"), ("KILLED", None)])
@@ -133,7 +133,7 @@ def test_params_of_every_kind(tracker: MlflowTracker) -> None:  # case D5
 
 def test_config_and_job_are_artifacts_and_tags_tell_where_it_came_from(tracker: MlflowTracker) -> None:
     tracker.open(info(tags={"team": "vision"}))
-    names = [file.path for file in tracker._client.list_artifacts(tracker._run_id, "job")]
+    names = [file.path for file in tracker._client.list_artifacts(tracker._now.run_id, "job")]
     assert names == ["job/config.yaml", f"job/{Path(__file__).name}"]
     tags = run_of(tracker).data.tags
     assert tags["team"] == "vision"
@@ -239,7 +239,7 @@ def test_a_run_that_is_gone_begins_anew_and_says_so(
 ) -> None:
     identity = tracker.open(info())
     if how == "deleted":
-        tracker._client.delete_run(tracker._run_id)
+        tracker._client.delete_run(tracker._now.run_id)
     else:
         identity = {"mlflow_run_id": "0" * 32}
     again = MlflowTracker(TrackingConfig(), storage)
@@ -272,7 +272,7 @@ def test_no_credentials_reach_the_store(tracker: MlflowTracker) -> None:
         )
     )
     run = run_of(tracker)
-    config = Path(tracker._client.download_artifacts(tracker._run_id, "job/config.yaml")).read_text()
+    config = Path(tracker._client.download_artifacts(tracker._now.run_id, "job/config.yaml")).read_text()
     assert "hunter2" not in f"{run.data.params} {run.data.tags} {config}"
     assert run.data.params["task.pad_token"] == "7"
     assert "lr: 0.1" in config
@@ -311,7 +311,8 @@ def test_an_open_that_fails_half_way_leaves_no_running_run(
     monkeypatch.setattr(tracker._client, "log_batch", refuse)
     with pytest.raises(TrackingError, match="gone"):
         tracker.open(info())
-    assert run_of(tracker).info.status == "FAILED"
+    assert tracker._start is not None
+    assert tracker._client.get_run(tracker._start.run_id).info.status == "FAILED"
 
 
 def test_the_browse_command_is_one_that_a_shell_takes(tracker: MlflowTracker, storage: str) -> None:
