@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,7 +139,7 @@ class MlflowStore:
         except TrackingError:
             raise
         except Exception as error:
-            reason = without_secrets(f"{type(error).__name__}: {error}")[:300]
+            reason = _reason(error)
             kind = AwayError if self.is_outage(error) else TrackingError
             raise kind(
                 f"MLflow at {self.uri} does not answer as it should: {reason}. Start the server, correct tracking.uri or "
@@ -158,6 +159,13 @@ class MlflowStore:
             return f"{self.uri.rstrip('/')}/#/experiments/{self.experiment_id}/runs/{run_id}"
         command = Path(sys.executable).parent / "mlflow"  # of this environment, whether it is activated or not
         return f"{command if command.exists() else 'mlflow'} ui --backend-store-uri '{self.uri}'"
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, without the names of the calls that it went through."""
+    text = f"{type(error).__name__}: {error}"
+    cause = re.search(r"\(Caused by (.+)\)", text, re.DOTALL)
+    return without_secrets(cause.group(1) if cause else text)[:300]
 
 
 def _absolute(uri: str) -> str:

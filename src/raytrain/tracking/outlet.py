@@ -205,7 +205,10 @@ class Outlet:
             self.has_answered.set()
         spool = self.backlog.spool
         kept = "are kept and sent later" if spool is None else f"are kept in {spool.path} and sent when it is back"
-        text = f"{self.name}: {_text(failure)}. Training goes on; the rows and all else for it {kept}"
+        said = (
+            without_secrets(str(failure)) if isinstance(failure, TrackingError) else f"{self.name}: {_text(failure)}."
+        )
+        text = f"{said} Training goes on; the rows and all else for it {kept}."
         self._complain(repr(type(failure)), text)
 
     # -- the thread that keeps it on disk -------------------------------------------------------------------------
