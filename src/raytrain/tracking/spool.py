@@ -34,16 +34,17 @@ except (
 # Some five million rows of four metrics: more than most runs ever log, and less than a few checkpoints take.
 MAX_BYTES = 1_000_000_000
 FORMAT_VERSION = 1
+_FOLDER = "spool"
 
 
 def spool_folder(folder: Storage, run_key: str) -> Path:
     """Where the spools of a run are: in its folder if that is local, else below the user's data folder on this machine."""
     if folder.is_local:
-        return Path(folder.path) / "spool"
+        return Path(folder.path) / _FOLDER
     home = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
     if not os.access(home if home.exists() else Path.home(), os.W_OK):
         home = Path(tempfile.gettempdir())
-    return home / "raytrain" / "spool" / run_key
+    return home / "raytrain" / run_key / _FOLDER
 
 
 def spools_in(folder: Path) -> list[Path]:
@@ -157,7 +158,7 @@ class Spool:
         stays = not self.is_empty
         if not stays:
             self.path.unlink(missing_ok=True)
-            if not any(self.path.parent.iterdir()):
+            if self.path.parent.name == _FOLDER and not any(self.path.parent.iterdir()):
                 self.path.parent.rmdir()
         self._file.close()
         self._file = None
