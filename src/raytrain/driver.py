@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from raytrain.storage import Storage
 from raytrain.task import Task
 from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo, Status, Tracker
 from raytrain.tracking.provenance import facts
-from raytrain.tracking.spool import Spool, left_by_earlier_starts, spool_folder
+from raytrain.tracking.spool import Spool, left_by_earlier_starts, spool_folder, spools_in
 from raytrain.work import Job
 
 _OPEN_LIMIT_S = 5.0  # training does not wait longer for a tracking server
@@ -91,6 +92,8 @@ class Driver:
             "another run.name starts anew.",
             flush=True,
         )
+        if spools_in(unsent := spool_folder(self._folder, before.key)):
+            print(f"MLflow did not get all of it yet: raytrain runs --send {shlex.quote(str(unsent))}", flush=True)
         self._history = read(self._folder)
         return self.result()
 
@@ -179,17 +182,18 @@ class Driver:
             return Collector(trackers, history=self._history, opening=info)
         self._tracker.load()
         folder = spool_folder(self._folder, self._record.key)
+        earlier = left_by_earlier_starts(folder)
         collector = Collector(
             [*trackers, self._tracker],
             history=self._history,
             opening=info,
             opened=self._ledger.told,
             spool=Spool(folder / f"start-{info.attempt:04d}-{int(info.started_s * 1000)}.jsonl", info),
-            earlier=left_by_earlier_starts(folder),
+            earlier=earlier,
         )
         collector.catch_up(self._tracker)
-        may_hang = self._tracker.may_hang and not tracking.strict
-        collector.wait_open(_OPEN_LIMIT_S if may_hang else None, tracking.strict)
+        may_take_long = self._tracker.may_hang or bool(earlier)
+        collector.wait_open(_OPEN_LIMIT_S if may_take_long and not tracking.strict else None, tracking.strict)
         return collector
 
     def _deliver_to(self, collector: Collector) -> Callable[[Report], None]:

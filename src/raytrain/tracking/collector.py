@@ -85,7 +85,7 @@ class Collector:
                 raise failure if isinstance(failure, TrackingError) else TrackingError(_text(failure))
             if not answered:
                 self._warn(
-                    f"{outlet.name} did not answer within {limit_s:g} s. Training begins without it; what it should get is kept "
+                    f"{outlet.name} was not ready within {limit_s:g} s. Training begins without it; what it should get is kept "
                     "and sent when it answers."
                 )
 

@@ -114,9 +114,10 @@ class MlflowTracker:
 
     def _give_up(self, error: Exception) -> None:
         """No run that will not be opened again stays RUNNING; the error itself matters more."""
-        if self._start is not None and self._start.run_id and (self._strict or not self._store.is_outage(error)):
+        run_id = self._start.run_id if self._start is not None else ""
+        if run_id and (self._strict or not self._store.is_outage(error)):
             with contextlib.suppress(Exception):
-                self._client.set_terminated(self._start.run_id, "FAILED")
+                self._client.set_terminated(run_id, "FAILED")
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write rows in few requests. A later start never writes a (metric, step) twice."""
@@ -169,10 +170,9 @@ class MlflowTracker:
             return
         data = event.data
         with self._refused_items():
-            if event.kind == "checkpoint":
-                self._set_tags({"raytrain.checkpoint.last": data["uri"]})
-            elif event.kind == "best":
-                self._set_tags({"raytrain.checkpoint.last": data["uri"], "raytrain.checkpoint.best": data["uri"]})
+            if event.kind in ("checkpoint", "best"):
+                names = ("last", "best") if event.kind == "best" else ("last",)
+                self._set_tags({f"raytrain.checkpoint.{name}": data["uri"] for name in names})
             elif event.kind == "started":
                 self._count_start(event)
             elif event.kind == "finished":
@@ -184,9 +184,8 @@ class MlflowTracker:
         if number and _as_pair(number) <= _as_pair(self._now.last_start):
             return
         starts = self._now.num_starts + 1
-        last = {"raytrain.worker_starts.last": number} if number else {}
         place = {"raytrain.world_size": event.data["world_size"], "raytrain.device": event.data["device"]}
-        self._set_tags({"raytrain.worker_starts": starts, **last, **place})
+        self._set_tags({"raytrain.worker_starts": starts, "raytrain.worker_starts.last": number, **place})
         self._now.num_starts, self._now.last_start = starts, number
 
     def close(self, status: Status, error: str | None, time_s: float | None = None) -> None:

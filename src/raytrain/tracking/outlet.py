@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ _LONG = 5_000  # items in memory from which on they go to disk
 _SLOW_S = 3.0  # a call that takes longer may take for ever: what comes meanwhile goes to disk
 _LAST_TRIES = 3  # at the end of a run
 _MAX_PAUSE_S = 30.0
+_TOLD_AGAIN_S = 600.0  # the same kind of trouble
 _FAULTS = (AttributeError, KeyError, TypeError)  # of a tracker's own code: trying again would not help
 
 
@@ -50,7 +52,7 @@ class Outlet:
         self.unsent: Path | None = None  # the file with what was not sent, known after ``wait``
         self._changed = threading.Condition()
         self._done = threading.Event()
-        self._warned: set[str] = set()
+        self._warned_s: dict[str, float] = {}
         self._num_given = self._num_failures = self._num_refused = 0
         self._flush_at_s = self._pause_until_s = self._busy_since_s = 0.0
         self._batch_limit = _MAX_BATCH
@@ -236,8 +238,9 @@ class Outlet:
         )
 
     def _complain(self, kind: str, text: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
+        now_s = time.monotonic()
+        if now_s - self._warned_s.get(kind, -math.inf) > _TOLD_AGAIN_S:
+            self._warned_s[kind] = now_s
             self._warn(text)
 
 

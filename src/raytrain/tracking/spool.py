@@ -49,7 +49,7 @@ def spool_folder(folder: Storage, run_key: str) -> Path:
 
 def spools_in(folder: Path) -> list[Path]:
     """Spools that are still to be sent, the oldest first."""
-    return sorted(folder.glob("start-*.jsonl"))
+    return sorted(path for path in folder.glob("start-*.jsonl") if path.stat().st_size)
 
 
 def left_by_earlier_starts(folder: Path) -> list[Spool]:
