@@ -18,7 +18,7 @@ _VERBS = {
     "train": "run a job file: raytrain train JOB.py [--flags]",
     "check": "everything that can be known before workers are held: raytrain check JOB.py [--flags]",
     "resume": "go on with a run from its folder alone: raytrain resume RUNS/NAME [--flags]",
-    "runs": "list the runs of a storage: raytrain runs [STORAGE]",
+    "runs": "list the runs of a storage, or mend them: raytrain runs [STORAGE] [--repair], raytrain runs --send FILE",
 }
 
 
@@ -88,10 +88,51 @@ def _resume(argv: list[str]) -> int:
 def _runs(argv: list[str]) -> int:
     from raytrain.listing import table
 
-    parser = argparse.ArgumentParser(prog="raytrain runs", description="List the runs of a storage.")
+    parser = argparse.ArgumentParser(prog="raytrain runs", description="List the runs of a storage, or mend them.")
     parser.add_argument("storage", nargs="?", default="runs", help="folder or URI (default: runs)")
-    print(table(parser.parse_args(argv).storage))
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--repair", action="store_true", help="end runs whose driver died, and send what was left")
+    either.add_argument("--send", metavar="FILE", help="send to MLflow what a driver kept while it was away")
+    args = parser.parse_args(argv)
+    if args.send is not None:
+        return _send(args.send)
+    if args.repair:
+        return _repair(args.storage)
+    print(table(args.storage))
     return options.DONE
+
+
+def _send(file: str) -> int:
+    from raytrain.tracking.sending import send
+
+    path = Path(file).expanduser().absolute()
+    if not path.exists():
+        if path.with_suffix(".sent").exists():
+            print(f"sent already: {path.with_suffix('.sent')}")
+            return options.DONE
+        raise ConfigError(f"there is no file {file!r} to send.")
+    for sent in send(path, _warn):
+        print(
+            f"{sent.run}: sent {sent.num_items} items to MLflow. {sent.path} is needed no more.\n  browse {sent.where}"
+        )
+        if not sent.has_end:
+            print("  its driver left no end of the run: raytrain runs STORAGE --repair gives it one")
+    return options.DONE
+
+
+def _repair(storage: str) -> int:
+    from raytrain.repair import repair
+
+    report = repair(storage, _warn)
+    for line in report.done or ([] if report.failed else ["nothing to mend"]):
+        print(line)
+    for line in report.failed:
+        print(f"raytrain: not mended: {line}", file=sys.stderr)
+    return options.FAILED if report.failed else options.DONE
+
+
+def _warn(text: str) -> None:
+    print(f"raytrain: warning: {text}", file=sys.stderr)
 
 
 _RUN: dict[str, Callable[[list[str]], int]] = {

@@ -222,6 +222,8 @@ class TrackingConfig:
     """Tags for the MLflow run."""
     progress: bool = True
     """Print progress lines."""
+    strict: bool = False
+    """Refuse to start when MLflow does not answer. Otherwise what it should get is kept on disk and sent when it is back."""
 
     def __post_init__(self) -> None:
         cure = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the whole URI into MLFLOW_TRACKING_URI"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import shlex
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,6 +16,7 @@ from raytrain.config import TrackingConfig
 from raytrain.errors import ConfigError
 from raytrain.history import read
 from raytrain.identity import RunRecord, compare
+from raytrain.ledger import Ledger
 from raytrain.options import Options, dump, flatten
 from raytrain.preflight import Findings
 from raytrain.report import Report, Row
@@ -21,9 +24,11 @@ from raytrain.result import Result
 from raytrain.storage import Storage
 from raytrain.task import Task
 from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo, Status, Tracker
-from raytrain.tracking.provenance import job_source
+from raytrain.tracking.provenance import facts, job_source
+from raytrain.tracking.spool import Spool, left_by_earlier_starts, spool_folder, spools_in
 from raytrain.work import Job
 
+_OPEN_LIMIT_S = 5.0  # training does not wait longer for a tracking server
 _LIMITS = ("train.epochs", "train.steps", "train.time")
 
 
@@ -46,10 +51,14 @@ class Driver:
         before = RunRecord.load(self._folder)
         self._check_resume(before)
         self._before = before
-        self._record = before or RunRecord.new(name=name, task=type(task).__name__, facts=self._facts)
-        self._watch = _Watch()
+        record = before or RunRecord.new(name=name, task=type(task).__name__, facts=self._facts)
+        self._ledger = Ledger(self._folder, record)
         self._tracker = MlflowTracker(tracking, storage.uri) if tracking.mlflow else None
         self._history: Sequence[Row] = ()
+
+    @property
+    def _record(self) -> RunRecord:
+        return self._ledger.record
 
     @property
     def job(self) -> Job:
@@ -82,6 +91,8 @@ class Driver:
             "another run.name starts anew.",
             flush=True,
         )
+        if spools_in(unsent := spool_folder(self._folder, before.key)):
+            print(f"MLflow did not get all of it yet: raytrain runs --send {shlex.quote(str(unsent))}", flush=True)
         self._history = read(self._folder)
         return self.result()
 
@@ -99,7 +110,7 @@ class Driver:
         try:
             collector = self._collector()
             yield self._deliver_to(collector)
-            status = "KILLED" if self._watch.stopped else "FINISHED"
+            status = "KILLED" if self._ledger.stopped else "FINISHED"
         except KeyboardInterrupt:
             status, error = "KILLED", "interrupted"
             raise
@@ -110,7 +121,7 @@ class Driver:
             if collector is not None:
                 collector.close(status, error)
                 self._history = collector.history
-            self._end(status, error)
+            self._ledger.end(status, error, self._findings.total_steps)
 
     def result(self) -> Result:
         """The result, read from the run's folder and from what was collected."""
@@ -122,7 +133,7 @@ class Driver:
         result = Result(
             name=self._record.name,
             folder=self._folder.uri,
-            status="stopped" if self._watch.stopped else "finished",
+            status="stopped" if self._ledger.stopped else "finished",
             step=self._record.step,
             metrics=metrics,
             history=self._history,
@@ -157,35 +168,39 @@ class Driver:
 
     def _open(self) -> None:
         self._history = read(self._folder) if self._before else ()
-        self._record = self._record.started(self._facts)
-        self._record.save(self._folder)
+        where = self._tracker.place(self._record.task) if self._tracker is not None else {}
+        self._ledger.begin(self._facts, {f"mlflow_{name}": value for name, value in where.items()})
         self._folder.write("config.yaml", dump(self._options).encode())
         source = job_source()
         if source is not None:
             self._folder.write("job.py", source.read_bytes())
 
     def _collector(self) -> Collector:
-        """Trackers open and recorded, and what an earlier start kept but could not send on its way to MLflow."""
-        info = self._info()
-        trackers: list[Tracker] = [ConsoleTracker()] if self._options.tracking.progress else []
-        if self._tracker is not None:
-            trackers.append(self._tracker)
-        identity: dict[str, str] = {}
-        for tracker in trackers:
-            identity |= tracker.open(info)
-        if self._tracker is not None:
-            identity["mlflow_browse"] = self._tracker.browse()
-        self._record = self._record.with_trackers(identity)
-        self._record.save(self._folder)
-        collector = Collector(trackers, history=self._history)
-        if self._tracker is not None:
-            collector.catch_up(self._tracker)
+        """Trackers open or about to be, and what earlier starts kept but could not send on its way to MLflow."""
+        info, tracking = self._info(), self._options.tracking
+        trackers: list[Tracker] = [ConsoleTracker()] if tracking.progress else []
+        if self._tracker is None:
+            return Collector(trackers, history=self._history, opening=info)
+        self._tracker.load()
+        folder = spool_folder(self._folder, self._record.key)
+        earlier = left_by_earlier_starts(folder)
+        collector = Collector(
+            [*trackers, self._tracker],
+            history=self._history,
+            opening=info,
+            opened=self._ledger.told,
+            spool=Spool(folder / f"start-{info.attempt:04d}-{int(info.started_s * 1000)}.jsonl", info),
+            earlier=earlier,
+        )
+        collector.catch_up(self._tracker)
+        may_take_long = self._tracker.may_hang or bool(earlier)
+        collector.wait_open(_OPEN_LIMIT_S if may_take_long and not tracking.strict else None, tracking.strict)
         return collector
 
     def _deliver_to(self, collector: Collector) -> Callable[[Report], None]:
         def deliver(report: Report) -> None:
             # Seen here and not on a tracker's thread: what the run ended with must be known when the workers have ended.
-            self._watch.see(report)
+            self._ledger.see(report)
             if any(event.kind == "resumed" for event in report.events):
                 # Workers that died took rows with them that were on their way; the checkpoint's history has them.
                 collector.put(Report(tuple(read(self._folder))))
@@ -194,47 +209,24 @@ class Driver:
         return deliver
 
     def _info(self) -> RunInfo:
+        source = job_source()
         return RunInfo(
             name=self._record.name,
             task=self._record.task,
             attempt=self._record.attempts,
             params=flatten(self._options),
             config_yaml=dump(self._options),
-            job_source=str(job_source() or "") or None,
+            job_source=str(source) if source else None,
             folder=self._folder.uri,
             tags=dict(self._options.tracking.tags),
             previous=dict(self._record.trackers),
             datasets=self._findings.datasets,
+            run_key=self._record.key,
+            started_s=time.time(),
+            origin=facts(str(source) if source else None),
+            job_text=source.read_text(encoding="utf-8") if source else "",
+            place=self._tracker.place(self._record.task) if self._tracker is not None else {},
         )
-
-    def _end(self, status: Status, error: str | None) -> None:
-        watch = self._watch
-        step = watch.step if watch.step is not None else self._record.step
-        best_step = watch.best_step if watch.best_step is not None else self._record.best_step
-        total = self._findings.total_steps
-        early = status == "FINISHED" and total is not None and step < total
-        self._record = self._record.ended(status, step=step, best_step=best_step, stopped_early=early, error=error)
-        self._record.save(self._folder)
-
-
-class _Watch:
-    """Remembers how far the run came and how it ended."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self.step: int | None = None
-        self.best_step: int | None = None
-
-    def see(self, report: Report) -> None:
-        """Take note of a report."""
-        steps = [row.step for row in report.rows] + [event.step for event in report.events]
-        if steps:
-            self.step = max(self.step or 0, *steps)
-        for event in report.events:
-            if event.kind == "best":
-                self.best_step = event.step
-            if event.kind == "finished":
-                self.stopped = event.data.get("reason") == "stopped"
 
 
 def _kebab(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -99,7 +100,9 @@ class RunRecord:
         stopped_early: It finished before its last step because of ``train.patience``.
         trackers: What the trackers need to go on, such as the MLflow run id.
         error: Text of the error of a failed run.
-        created_s, updated_s: Unix times.
+        created_s, updated_s: Unix times; the driver writes the record each minute while it lives.
+        key: What this run alone has, in all its starts; trackers find it by that.
+        driver: What tells the process of the last start from all others; see ``liveness``.
     """
 
     name: str
@@ -115,6 +118,8 @@ class RunRecord:
     created_s: float = 0.0
     updated_s: float = 0.0
     format_version: int = FORMAT_VERSION
+    key: str = ""
+    driver: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def new(cls, *, name: str, task: str, facts: Mapping[str, Any]) -> RunRecord:
@@ -143,16 +148,20 @@ class RunRecord:
         data = {**asdict(self), "updated_s": time.time()}
         folder.write(NAME, json.dumps(data, indent=1).encode())
 
-    def started(self, facts: Mapping[str, Any]) -> RunRecord:
-        """One more start, with the settings of now."""
-        return replace(self, facts=_plain(facts), status="RUNNING", attempts=self.attempts + 1, error=None)
+    def started(self, facts: Mapping[str, Any], driver: Mapping[str, Any]) -> RunRecord:
+        """One more start, with the settings of now, by this driver."""
+        key = self.key or uuid.uuid4().hex
+        begun = replace(self, status="RUNNING", attempts=self.attempts + 1, error=None)
+        return replace(begun, facts=_plain(facts), key=key, driver=dict(driver))
 
     def with_trackers(self, trackers: Mapping[str, str]) -> RunRecord:
         """With what the trackers told of themselves."""
         return replace(self, trackers={**self.trackers, **trackers})
 
-    def ended(
-        self, status: str, *, step: int, best_step: int | None, stopped_early: bool, error: str | None = None
-    ) -> RunRecord:
+    def at(self, step: int, best_step: int | None) -> RunRecord:
+        """As far as it came by now."""
+        return replace(self, step=step, best_step=best_step)
+
+    def ended(self, status: str, *, stopped_early: bool = False, error: str | None = None) -> RunRecord:
         """The end of a start."""
-        return replace(self, status=status, step=step, best_step=best_step, stopped_early=stopped_early, error=error)
+        return replace(self, status=status, stopped_early=stopped_early, error=error)

@@ -22,11 +22,13 @@ class Row:
         step: Optimizer steps finished when the values were taken; rises strictly within a key.
         epoch: Epochs finished, with their fraction; NaN where that is not known.
         values: Metric name (``group/name``) to number. NaN and infinity are allowed.
+        time_ms: Unix time at which the driver got it; None until then. Trackers show it, and know by it what they have already.
     """
 
     step: int
     epoch: float
     values: Mapping[str, float]
+    time_ms: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -38,11 +40,13 @@ class Event:
             (step, uri, metrics), ``note`` and ``warning`` (text), ``finished`` (reason, step), ``tags`` and ``params`` (by name).
         step: Optimizer steps finished at that time.
         data: Plain values that belong to the kind.
+        number: Its place among the events of one start of the driver, from 1; 0 until the driver has numbered it.
     """
 
     kind: EventKind
     step: int
     data: Mapping[str, object] = field(default_factory=dict)
+    number: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ FREE = {
         for name in ("shuffle", "drop_last", "deterministic", "compile", "sync_batchnorm", "ddp", "best_metric")
     ),
     *("scaling.use_gpu", "scaling.accelerator_type", "run.check_data"),
-    *(f"tracking.{name}" for name in ("mlflow", "uri", "experiment", "tags", "progress")),
+    *(f"tracking.{name}" for name in ("mlflow", "uri", "experiment", "tags", "progress", "strict")),
 }
 
 

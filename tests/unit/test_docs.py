@@ -21,13 +21,14 @@ LAYERS = [
     "data.files data.nodecache data.table data.randomness data.draws data.samplers data.source data.streamed data.fetch data.lanes "
     "data.ahead data.blocks data.rowgroups data.stream_reader data.table_stream data.shards data.iterables data.ray_data "
     "data.describe data.device data.engine data.loader data weighted manifest cadence best",
-    "peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox mlflow_guard "
-    "ray_worker",
-    "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.collector tracking.console "
-    "tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow tracking.reported tracking.steps tracking.translate "
-    "tracking.forward tracking.own_trainer tracking",
-    "result adopt options preflight driver signals torchrun ray_connection ray_launch launch",
-    "summary listing cli __main__",
+    "liveness peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox "
+    "mlflow_guard ray_worker",
+    "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.spool tracking.backlog "
+    "tracking.outlet tracking.collector tracking.console tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow_start "
+    "tracking.mlflow tracking.sending tracking.reported tracking.steps tracking.translate tracking.forward "
+    "tracking.own_trainer tracking",
+    "result adopt options preflight ledger driver signals torchrun ray_connection ray_launch launch",
+    "summary listing repair cli __main__",
 ]
 NO_TORCH = {
     "config",
@@ -156,7 +157,7 @@ train.warmup train.lr_scaling train.lr_base_batch train.sync_batchnorm train.ema
 train.eval_every train.checkpoint_every train.best_metric train.best_mode train.patience
 scaling.num_workers scaling.use_gpu scaling.resources_per_worker scaling.placement_strategy scaling.accelerator_type
 run.name run.storage run.resume run.max_failures run.keep run.check_data
-tracking.mlflow tracking.uri tracking.experiment tracking.tags tracking.progress
+tracking.mlflow tracking.uri tracking.experiment tracking.tags tracking.progress tracking.strict
 """
 
 

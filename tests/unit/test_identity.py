@@ -36,7 +36,7 @@ def test_numbers_compare_after_the_way_through_json() -> None:
 def test_the_record_survives(tmp_path: Path) -> None:
     folder = Storage(str(tmp_path))
     assert RunRecord.load(folder) is None
-    record = RunRecord.new(name="r", task="T", facts=FACTS).started(FACTS).with_trackers({"mlflow_run_id": "abc"})
+    record = RunRecord.new(name="r", task="T", facts=FACTS).started(FACTS, {}).with_trackers({"mlflow_run_id": "abc"})
     record.save(folder)
     loaded = RunRecord.load(folder)
     assert loaded is not None

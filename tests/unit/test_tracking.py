@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 
 from raytrain import TrackingConfig
-from raytrain.errors import TrackingError
+from raytrain.errors import ConfigError, TrackingError
 from raytrain.report import Event, Row
 from raytrain.tracking import ConsoleTracker, MlflowTracker, RunInfo
 
 
 def row(step: int, **values: float) -> Row:
-    return Row(step, step / 10, values)
+    return Row(step, step / 10, values, time_ms=1_700_000_000_000 + step)
 
 
 def info(**changes: Any) -> RunInfo:
@@ -62,11 +62,11 @@ def tracker(storage: str) -> MlflowTracker:
 
 
 def run_of(tracker: MlflowTracker) -> Any:
-    return tracker._client.get_run(tracker._run_id)
+    return tracker._client.get_run(tracker._now.run_id)
 
 
 def points(tracker: MlflowTracker, key: str) -> list[tuple[int, float]]:
-    return [(p.step, p.value) for p in tracker._client.get_metric_history(tracker._run_id, key)]
+    return [(p.step, p.value) for p in tracker._client.get_metric_history(tracker._now.run_id, key)]
 
 
 @pytest.mark.parametrize(("status", "error"), [("FINISHED", None), ("FAILED", "ValueError: x"), ("KILLED", None)])
@@ -110,9 +110,75 @@ def test_one_bad_metric_does_not_lose_the_others(
     assert points(tracker, "epoch") == [(1, 0.5), (2, 0.5)]
     for key in ("nan", "inf"):
         assert [math.isnan(value) for _, value in points(tracker, key)] == [True, True]
+    assert run_of(tracker).data.tags["raytrain.inf.inf"] == "inf at step 1"  # case D8
+    assert "raytrain.inf.nan" not in run_of(tracker).data.tags
     warnings = capsys.readouterr().out.splitlines()
     assert sum("mAP@0.5" in line for line in warnings) == 1
     assert sum("'note'" in line for line in warnings) == sum("'bad'" in line for line in warnings) == 1
+
+
+def test_the_first_infinity_of_a_metric_is_told_once_over_all_starts(tracker: MlflowTracker, storage: str) -> None:
+    identity = tracker.open(info())
+    tracker.log([row(1, loss=1.0), row(2, loss=-math.inf, a=1.0), row(3, loss=math.inf)])
+    again = MlflowTracker(TrackingConfig(), storage)
+    again.open(info(previous=identity, attempt=2))
+    again.log([row(3, loss=math.inf), row(4, loss=math.inf, a=math.inf)])  # case D8
+    tags = run_of(again).data.tags
+    assert {name: text for name, text in tags.items() if ".inf." in name} == {
+        "raytrain.inf.loss": "-inf at step 2",
+        "raytrain.inf.a": "inf at step 4",
+    }
+    assert [(step, math.isnan(value)) for step, value in points(again, "loss")] == [
+        (1, False),
+        (2, True),
+        (3, True),
+        (4, True),
+    ]
+
+
+def test_a_start_that_another_one_went_on_with_changes_nothing_any_more(tracker: MlflowTracker, storage: str) -> None:
+    first = info(run_key="k", started_s=1000.0)
+    tracker.open(first)
+    later = MlflowTracker(TrackingConfig(), storage)
+    later.open(info(run_key="k", attempt=2, started_s=2000.0, params={"task.lr": 0.2}))
+    later.event(Event("checkpoint", 9, {"uri": "/c/9"}, 1))
+    later.log([row(1, loss=1.0)])
+    later.close("FINISHED", None, 3000.0)
+    late = MlflowTracker(TrackingConfig(), storage)
+    late.open(first)
+    late.event(Event("checkpoint", 3, {"uri": "/c/3"}, 1))
+    late.log([row(5, loss=5.0)])
+    late.close("KILLED", "x", 1500.0)
+    run = run_of(late)
+    assert run.info.run_id == run_of(later).info.run_id == run_of(tracker).info.run_id
+    assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", 1_000_000, 3_000_000)
+    assert (run.data.tags["raytrain.checkpoint.last"], run.data.tags["raytrain.attempt"]) == ("/c/9", "2")
+    assert points(late, "loss") == [(1, 1.0)]
+
+
+def test_a_start_of_workers_is_counted_once_however_often_it_is_told(tracker: MlflowTracker) -> None:
+    tracker.open(info(run_key="k"))
+    events = [Event("started", 0, {"world_size": 1, "device": "cpu"}, number) for number in (1, 9, 10, 9, 10, 1)]
+    for event in events:
+        tracker.event(event)
+    tracker.open(info(run_key="k"))
+    tracker.event(events[2])
+    assert run_of(tracker).data.tags["raytrain.worker_starts"] == "3"
+
+
+def test_a_place_is_enough_to_find_the_store_again(
+    storage: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = MlflowTracker(TrackingConfig(uri="sqlite:///x.db"), storage).place("T")
+    assert MlflowTracker.at(place).uri == f"sqlite:///{tmp_path}/x.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@host:1")
+    place = MlflowTracker(TrackingConfig(), storage).place("T")
+    assert "hunter2" not in str(place)
+    assert MlflowTracker.at(place).store._uri == "http://me:hunter2@host:1"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(ConfigError, match="Set MLFLOW_TRACKING_URI"):
+        MlflowTracker.at(place)
 
 
 def test_params_of_every_kind(tracker: MlflowTracker) -> None:  # case D5
@@ -133,7 +199,7 @@ def test_params_of_every_kind(tracker: MlflowTracker) -> None:  # case D5
 
 def test_config_and_job_are_artifacts_and_tags_tell_where_it_came_from(tracker: MlflowTracker) -> None:
     tracker.open(info(tags={"team": "vision"}))
-    names = [file.path for file in tracker._client.list_artifacts(tracker._run_id, "job")]
+    names = [file.path for file in tracker._client.list_artifacts(tracker._now.run_id, "job")]
     assert names == ["job/config.yaml", f"job/{Path(__file__).name}"]
     tags = run_of(tracker).data.tags
     assert tags["team"] == "vision"
@@ -239,7 +305,7 @@ def test_a_run_that_is_gone_begins_anew_and_says_so(
 ) -> None:
     identity = tracker.open(info())
     if how == "deleted":
-        tracker._client.delete_run(tracker._run_id)
+        tracker._client.delete_run(tracker._now.run_id)
     else:
         identity = {"mlflow_run_id": "0" * 32}
     again = MlflowTracker(TrackingConfig(), storage)
@@ -272,7 +338,7 @@ def test_no_credentials_reach_the_store(tracker: MlflowTracker) -> None:
         )
     )
     run = run_of(tracker)
-    config = Path(tracker._client.download_artifacts(tracker._run_id, "job/config.yaml")).read_text()
+    config = Path(tracker._client.download_artifacts(tracker._now.run_id, "job/config.yaml")).read_text()
     assert "hunter2" not in f"{run.data.params} {run.data.tags} {config}"
     assert run.data.params["task.pad_token"] == "7"
     assert "lr: 0.1" in config
@@ -311,7 +377,8 @@ def test_an_open_that_fails_half_way_leaves_no_running_run(
     monkeypatch.setattr(tracker._client, "log_batch", refuse)
     with pytest.raises(TrackingError, match="gone"):
         tracker.open(info())
-    assert run_of(tracker).info.status == "FAILED"
+    assert tracker._start is not None
+    assert tracker._client.get_run(tracker._start.run_id).info.status == "FAILED"
 
 
 def test_the_browse_command_is_one_that_a_shell_takes(tracker: MlflowTracker, storage: str) -> None:

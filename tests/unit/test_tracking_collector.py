@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raytrain.report import Event, Report, Row
-from raytrain.tracking import Collector, RunInfo
-from raytrain.tracking import collector as module
+from raytrain.tracking import Collector, RunInfo, backlog, outlet
 
 
 class Kept:
@@ -33,7 +32,7 @@ class Kept:
     def event(self, event: Event) -> None:
         self.events.append(event)
 
-    def close(self, status: str, error: str | None) -> None:
+    def close(self, status: str, error: str | None, time_s: float | None = None) -> None:
         self.ended.append((status, error))
 
 
@@ -81,7 +80,7 @@ def test_what_hangs_at_the_end_is_given_up_and_told() -> None:
     release, warnings = threading.Event(), []
 
     class Hanging(Kept):
-        def close(self, status: str, error: str | None) -> None:
+        def close(self, status: str, error: str | None, time_s: float | None = None) -> None:
             release.wait(20)
 
     collector = Collector([Hanging()], warn=warnings.append)
@@ -150,7 +149,7 @@ def test_rows_of_quick_reports_travel_together_and_events_at_once() -> None:
         collector.put(Report((row(step, loss=1.0),)))
     collector.put(Report((), (Event("note", 100, {"text": "x"}),)))
     until(lambda: len(counting.events) == 1)
-    assert time.monotonic() - began < module._FLUSH_S
+    assert time.monotonic() - began < outlet._FLUSH_S
     assert sum(calls) == 100
     assert len(calls) < 10
     collector.close("FINISHED", None)
@@ -186,15 +185,15 @@ def test_a_report_that_is_none_is_told_and_the_next_one_taken() -> None:
 
 
 def test_rows_that_are_given_up_are_counted(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "_MAX_WAITING", 10)
+    monkeypatch.setattr(backlog, "MAX_WAITING", 10)
     kept, warnings = Kept(), []
     kept.away = True
     collector = Collector([kept], warn=warnings.append)
     collector.put(Report(tuple(row(step, loss=1.0) for step in range(1, 16))))
     collector.put(Report((), (Event("finished", 15),)))
     collector.close("FINISHED", None)
-    assert "lost to it from step 11 on" in warnings[0]
-    assert "15 rows" in warnings[-1]
+    assert "no room to keep more rows for it, from step 11 on" in warnings[0]
+    assert "12 items did not reach Kept" in warnings[-1]
     assert len(collector.history) == 15
 
 

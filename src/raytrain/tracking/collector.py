@@ -2,46 +2,92 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from raytrain.report import Event, Report, Row
-from raytrain.tracking.base import Status, Tracker
+from raytrain.errors import TrackingError
+from raytrain.report import Report, Row
+from raytrain.tracking.backlog import Backlog
+from raytrain.tracking.base import AwayError, End, RunInfo, Status, Tracker
 from raytrain.tracking.names import number
+from raytrain.tracking.outlet import Outlet
 from raytrain.tracking.provenance import without_secrets
+from raytrain.tracking.spool import Spool
 
-_MAX_WAITING = 200_000  # rows that a tracker may owe before new ones are given up, about 100 MB
-_FLUSH_S = 1.0  # rows wait for company at most this long; an event sends them at once
-_FLUSH_ROWS = 500
-_MAX_BATCH = 1000
-_FAULTS = (AttributeError, KeyError, TypeError)  # of a tracker's own code: trying again would not help
+_AWAY_LIMIT_S = 5.0  # at the end of a run, for one that did not answer before
 
 
 class Collector:
     """Takes reports, drops what was seen before, and gives rows and events to each tracker, on a thread of its own.
 
-    A tracker that hangs holds up no other. One that raises is warned about once per kind of error; its rows wait and are tried
-    again after a pause, whether new reports come or not.
+    A tracker that hangs holds up no other. One that raises is warned about once per kind of error; what it should get waits, in
+    memory or in the spool, and is tried again after a pause, whether new reports come or not.
 
     Args:
-        trackers: Already opened.
+        trackers: Who gets them.
         history: Rows of earlier starts: their (metric, step) pairs are not given out again.
         warn: Where warnings go.
+        opening: The start, with which each tracker is opened first; None when they are open.
+        opened: Gets what a tracker's ``open`` told, on that tracker's thread, whenever it comes.
+        spool: Keeps on disk what a tracker cannot take; for the one that says ``may_be_away``.
+        earlier: What earlier starts of the run left on disk; sent to that tracker first.
     """
 
     def __init__(
-        self, trackers: Sequence[Tracker], *, history: Sequence[Row] = (), warn: Callable[[str], None] | None = None
+        self,
+        trackers: Sequence[Tracker],
+        *,
+        history: Sequence[Row] = (),
+        warn: Callable[[str], None] | None = None,
+        opening: RunInfo | None = None,
+        opened: Callable[[Mapping[str, str]], None] = lambda told: None,
+        spool: Spool | None = None,
+        earlier: Sequence[Spool] = (),
     ) -> None:
         self._warn = warn or (lambda text: print(f"raytrain: warning: {text}", flush=True))
         self._lock = threading.Lock()
         self._history = _History()
         self._seen: dict[str, int] = {}
         self._last: dict[str, float] = {}
+        self._num_events = 0
         for row in history:
             self._keep(row)
-        self._outlets = [_Outlet(tracker, self._warn) for tracker in trackers]
+
+        def outlet(tracker: Tracker) -> Outlet:
+            kept = (spool, earlier) if getattr(tracker, "may_be_away", False) else (None, ())
+            return Outlet(tracker, Backlog(opening, *kept), self._warn, opened, self._rows_from)
+
+        self._outlets = [outlet(tracker) for tracker in trackers]
+
+    def wait_open(self, limit_s: float | None, strict: bool) -> None:
+        """Wait until the trackers have opened, or did not within the limit.
+
+        Raises:
+            TrackingError: One did not, and that is not a matter of waiting, or ``strict`` asks for all.
+        """
+        try:
+            self._wait_open(limit_s, strict)
+        except BaseException:
+            for outlet in self._outlets:
+                outlet.drop()
+            raise
+
+    def _wait_open(self, limit_s: float | None, strict: bool) -> None:
+        deadline_s = None if limit_s is None else time.monotonic() + limit_s
+        for outlet in self._outlets:
+            left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            answered, failure = outlet.has_answered.wait(left_s), outlet.failure
+            if failure is not None and (strict or not isinstance(failure, AwayError)):
+                raise failure if isinstance(failure, TrackingError) else TrackingError(_text(failure))
+            if not answered:
+                self._warn(
+                    f"{outlet.name} was not ready within {limit_s:g} s. Training begins without it; what it should get is kept "
+                    "and sent when it answers."
+                )
 
     @property
     def history(self) -> list[Row]:
@@ -59,38 +105,46 @@ class Collector:
         """Take a report. Never waits for a tracker, never raises; any thread may call it."""
         try:
             with self._lock:
-                rows = [fresh for row in report.rows if (fresh := self._fresh(row)) is not None]
+                now_ms = int(time.time() * 1000)
+                rows = [fresh for row in report.rows if (fresh := self._fresh(row, now_ms)) is not None]
+                events = [replace(event, number=self._num_events + i) for i, event in enumerate(report.events, 1)]
+                self._num_events += len(events)
                 for outlet in self._outlets:
-                    outlet.give(rows, report.events)
+                    outlet.give([*rows, *events])
         except Exception as failure:
             self._warn(f"a report was not understood and is lost: {_text(failure)}")
 
     def catch_up(self, tracker: Tracker) -> None:
         """Give the rows of earlier starts to a tracker that takes each point once: it may have missed some."""
+        now_ms = int(time.time() * 1000)
         with self._lock:
-            rows = self._history.rows()
+            rows = [replace(row, time_ms=now_ms) for row in self._history.rows()]
             for outlet in self._outlets:
                 if outlet.tracker is tracker:
-                    outlet.give(rows, ())
+                    outlet.give(rows)
 
     def close(self, status: Status, error: str | None, limit_s: float = 15.0) -> None:
-        """Give out what is left and close all trackers; gives up on what hangs after the limit, and says so."""
-        deadline = time.monotonic() + limit_s
+        """Give out what is left and close all trackers; gives up on what hangs after the limit, and says what to do then."""
+        end = End(status, error, time.time())
         for outlet in self._outlets:
-            outlet.end(status, error)
-        late = [outlet.name for outlet in self._outlets if not outlet.wait(deadline - time.monotonic())]
-        if late:
-            self._warn(
-                f"tracking ({', '.join(late)}) did not answer within {limit_s:g} s at the end of the run; some of it may be "
-                "missing."
-            )
+            outlet.give([end])
+        for outlet in self._outlets:
+            outlet.wait(min(limit_s, _AWAY_LIMIT_S) if outlet.is_away else limit_s)
+            if outlet.unsent is not None:
+                self._warn(
+                    f"{outlet.name} did not get all of this run. The rest is in {outlet.unsent}; the next start of the run sends "
+                    f"it, or this command:\n  raytrain runs --send {shlex.quote(str(outlet.unsent))}"
+                )
 
-    def _fresh(self, row: Row) -> Row | None:
+    def _rows_from(self, step: int) -> list[Row]:
+        return [row for row in self.history if row.step >= step]
+
+    def _fresh(self, row: Row, now_ms: int) -> Row | None:
         """The part of a row that was not seen: steps that are replayed after a failure come a second time."""
         values = {name: value for name, value in row.values.items() if row.step > self._seen.get(name, -1)}
         if not values:
             return None
-        fresh = Row(row.step, row.epoch, values)
+        fresh = Row(row.step, row.epoch, values, now_ms)
         self._keep(fresh)
         return fresh
 
@@ -131,109 +185,6 @@ class _History:
             names = kinds[kind]
             yield Row(step, epoch, dict(zip(names, self._values[start : start + len(names)], strict=True)))
             start += len(names)
-
-
-class _Outlet:
-    """One tracker with its thread, and the rows and events that it still has to get."""
-
-    def __init__(self, tracker: Tracker, warn: Callable[[str], None]) -> None:
-        self.tracker, self._warn = tracker, warn
-        self.name = type(tracker).__name__
-        self._waiting: list[Row | Event] = []
-        self._changed = threading.Condition()
-        self._end: tuple[Status, str | None] | None = None
-        self._warned: set[str] = set()
-        self._num_lost = 0
-        self._flush_at_s = 0.0
-        self._pause_until_s = 0.0
-        self._pause_s = 0.5
-        self._thread = threading.Thread(target=self._run, name=f"raytrain-{self.name}", daemon=True)
-        self._thread.start()
-
-    def give(self, rows: Sequence[Row], events: Sequence[Event]) -> None:
-        """Take what is to be sent; waits for nothing."""
-        with self._changed:
-            if not self._waiting:
-                self._flush_at_s = time.monotonic() + _FLUSH_S
-            room = max(0, _MAX_WAITING - len(self._waiting))
-            self._waiting += [*rows[:room], *events]
-            self._num_lost += len(rows[room:])
-            if events or len(self._waiting) >= _FLUSH_ROWS:
-                self._flush_at_s = 0.0
-            self._changed.notify()
-        if rows[room:]:
-            self._complain(
-                "full", f"{self.name} was away for too long: rows are lost to it from step {rows[room].step} on"
-            )
-
-    def end(self, status: Status, error: str | None) -> None:
-        """Send what is left and close the tracker."""
-        with self._changed:
-            self._end = (status, error)
-            self._changed.notify()
-
-    def wait(self, limit_s: float) -> bool:
-        """Whether the tracker was closed within the limit."""
-        self._thread.join(max(0.0, limit_s))
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        while (end := self._wait_until_due()) is None:
-            self._deliver()
-        self._deliver()
-        lost = self._num_lost + sum(isinstance(item, Row) for item in self._waiting)
-        if lost or self._waiting:
-            self._complain("lost", f"{lost} rows and what happened since did not reach {self.name}")
-        try:
-            self.tracker.close(*end)
-        except Exception as failure:
-            self._complain("close", f"{self.name} could not end the run as {end[0]}: {_text(failure)}")
-
-    def _wait_until_due(self) -> tuple[Status, str | None] | None:
-        with self._changed:
-            while self._end is None:
-                due_s = max(self._flush_at_s, self._pause_until_s) - time.monotonic()
-                if self._waiting and due_s <= 0:
-                    return None
-                self._changed.wait(due_s if self._waiting else None)
-            return self._end
-
-    def _deliver(self) -> None:
-        while batch := self._next_batch():
-            try:
-                self._send(batch)
-            except _FAULTS as failure:
-                self._num_lost += sum(isinstance(item, Row) for item in batch)
-                self._complain(
-                    repr(type(failure)), f"{self.name} has a fault and leaves something out: {_text(failure)}"
-                )
-            except Exception as failure:
-                # Ever longer pauses: a server that hangs until its time limit must not be asked for each report.
-                self._pause_until_s = time.monotonic() + self._pause_s
-                self._pause_s = min(30.0, 2 * self._pause_s)
-                text = f"{self.name}: {_text(failure)}. Training goes on; the rows are kept and sent later"
-                return self._complain(repr(type(failure)), text)
-            with self._changed:
-                del self._waiting[: len(batch)]
-        self._pause_s = 0.5
-
-    def _send(self, batch: Sequence[Row | Event]) -> None:
-        if isinstance(batch[0], Event):
-            self.tracker.event(batch[0])
-        else:
-            self.tracker.log([row for row in batch if isinstance(row, Row)])
-
-    def _next_batch(self) -> list[Row | Event]:
-        """One event, or the rows before the next one."""
-        with self._changed:
-            head = self._waiting[:_MAX_BATCH]
-        end = next((i for i, item in enumerate(head) if isinstance(item, Event)), len(head))
-        return head[: max(1, end)]
-
-    def _complain(self, kind: str, text: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            self._warn(text)
 
 
 def _text(error: Exception) -> str:

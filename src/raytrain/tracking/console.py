@@ -58,7 +58,7 @@ class ConsoleTracker:
             prefix = "warning: " if event.kind == "warning" else ""
             self._say(f"  {prefix}{event.data['text']}")
 
-    def close(self, status: Status, error: str | None) -> None:
+    def close(self, status: Status, error: str | None, time_s: float | None = None) -> None:
         """Print an evaluation that is still to be shown; the summary is the driver's."""
         self._say_pending()
 

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raytrain.config import TrackingConfig
+from raytrain.errors import ConfigError
 from raytrain.report import Event, Row
-from raytrain.tracking.base import RunInfo, Status
-from raytrain.tracking.mlflow_inputs import dataset_inputs, upload
+from raytrain.tracking.base import RefusedError, RunInfo, Status
+from raytrain.tracking.mlflow_start import INFINITE, MlflowStart, Opened
 from raytrain.tracking.mlflow_store import MlflowStore
-from raytrain.tracking.names import clean, clean_apart, fit, number, param_values, tag_values
-from raytrain.tracking.provenance import facts, without_secrets
+from raytrain.tracking.names import clean_apart, fit, number, tag_values
+from raytrain.tracking.provenance import without_secrets
 
 if TYPE_CHECKING:
-    from mlflow.entities import Param, Run
     from mlflow.tracking import MlflowClient
 
 _MAX_METRICS = 1000  # per request, MLflow's own limit
-_MAX_PARAMS = 100
 _ERROR_CHARS = 4000
-_CHANGE_CHARS = 500
 
 
 class MlflowTracker:
@@ -40,14 +38,46 @@ class MlflowTracker:
         store: The tracking store and its experiment.
     """
 
+    may_be_away = True  # what it cannot send is kept on disk
+
     def __init__(self, config: TrackingConfig, storage: str) -> None:
         self.store = MlflowStore(config, storage)
-        self._run_id = ""
-        self._num_starts = 0
-        self._seen: dict[str, int] = {}
+        self._strict = config.strict
+        self._now = Opened("")
+        self._attempt = 0
+        self._start: MlflowStart | None = None
+        self._had_trouble = False
         self._names: dict[str, str] = {}
-        self._first_try_ms: dict[int, int] = {}
         self._told: set[str] = set()
+
+    @classmethod
+    def at(cls, place: Mapping[str, str]) -> MlflowTracker:
+        """The tracker that writes where another one did, in another process.
+
+        Raises:
+            ConfigError: The place had credentials, which are not written down; with the cure.
+        """
+        uri: str | None = place["uri"]
+        if "***@" in place["uri"]:
+            if without_secrets(os.environ.get("MLFLOW_TRACKING_URI", "")) != uri:
+                raise ConfigError(
+                    f"MLflow at {uri} was used with credentials. Set MLFLOW_TRACKING_URI to it, with them."
+                )
+            uri = None
+        return cls(TrackingConfig(uri=uri, experiment=place["experiment"]), place["folder"])
+
+    @property
+    def may_hang(self) -> bool:
+        """Whether an answer may take for ever."""
+        return not self.store.is_sqlite
+
+    def load(self) -> None:
+        """Import MLflow now, a matter of seconds, so that no time limit for its server counts that."""
+        import mlflow.tracking  # noqa: F401
+
+    def place(self, experiment: str) -> dict[str, str]:
+        """Where it writes, for ``at``; an experiment that is not set is named after the task."""
+        return self.store.place(experiment)
 
     @property
     def uri(self) -> str:
@@ -62,7 +92,7 @@ class MlflowTracker:
         """See that the store answers and the experiment can be used; made when it does not exist.
 
         Raises:
-            TrackingError: It does not; with the reason and the cure.
+            TrackingError: It does not; with the reason and the cure. An ``AwayError`` if it may do so later.
         """
         self.store.check(experiment)
 
@@ -70,129 +100,54 @@ class MlflowTracker:
         """Begin the run, or go on with the one of the start before.
 
         Raises:
-            TrackingError: MLflow refuses, or went away since ``check``.
+            TrackingError: MLflow refuses; an ``AwayError`` if it is away.
         """
         if not self.store.experiment_id:
             self.check(run.task)
+        self._attempt, self._names = run.attempt, {}
         with self.store.refusals():
-            before = self._existing(run)
+            self._start = MlflowStart(self.store, run, self._tell)
             try:
-                if before is None:
-                    self._create(run)
-                else:
-                    self._go_on(run, before)
-                self._log_params(run.params, before.data.params if before else {})
-                self._log_datasets(run)
-                upload(self._client, self._run_id, {"config.yaml": run.config_yaml}, run.job_source, self._tell)
-            except Exception:
-                with contextlib.suppress(Exception):  # no run stays RUNNING; the error itself matters more
-                    if self._run_id:
-                        self._client.set_terminated(self._run_id, "FAILED")
+                self._now = self._start.open()
+            except Exception as error:
+                self._had_trouble = True
+                self._give_up(error)
                 raise
-        return {"mlflow_run_id": self._run_id, "mlflow_uri": self.uri}
+        return {"mlflow_run_id": self._now.run_id, "mlflow_uri": self.uri, "mlflow_browse": self.browse()}
 
-    def _existing(self, run: RunInfo) -> Run | None:
-        from mlflow.exceptions import MlflowException
-
-        run_id = run.previous.get("mlflow_run_id")
-        if not run_id:
-            return None
-        try:
-            found = self._client.get_run(run_id)
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise  # a server in trouble must not make a second run of one experiment
-            self._tell(f"the MLflow run {run_id} of the earlier start is not at {self.uri}; a new one begins.")
-            return None
-        if found.info.lifecycle_stage == "deleted":
-            self._tell(f"the MLflow run {run_id} of the earlier start was deleted; a new one begins.")
-            return None
-        return found
-
-    def _go_on(self, run: RunInfo, before: Run) -> None:
-        self._run_id = before.info.run_id
-        self._client.update_run(self._run_id, status="RUNNING")
-        # MLflow's latest point of a metric is the one with the highest step; its public view drops the step.
-        self._seen = {point.key: point.step for point in before.data.to_proto().metrics}
-        tags, now = before.data.tags, facts(run.job_source)
-        self._num_starts = int(tags.get("raytrain.worker_starts", "0"))
-        self._set_tags({"raytrain.attempt": run.attempt})
-        if "raytrain.error" in tags:
-            self._set_tags({"raytrain.error.before": tags["raytrain.error"]})
-            self._client.delete_tag(self._run_id, "raytrain.error")
-        commit = "mlflow.source.git.commit"
-        if tags.get(commit) != now.get(commit):
-            self._set_tags({"raytrain.changed.commit": f"{tags.get(commit)} -> {now.get(commit)}"})
-
-    def _create(self, run: RunInfo) -> None:
-        data = {f"raytrain.data.{d['name']}.num_rows": d["num_rows"] for d in run.datasets if "num_rows" in d}
-        own = {**facts(run.job_source), "raytrain.attempt": run.attempt, "raytrain.folder": run.folder, **data}
-        tags = tag_values({**own, **run.tags})
-        self._run_id = self._client.create_run(self.store.experiment_id, run_name=run.name, tags=tags).info.run_id
-
-    def _log_params(self, params: Mapping[str, Any], present: Mapping[str, str]) -> None:
-        """Params cannot change in MLflow: what a later start changed becomes a tag."""
-        from mlflow.entities import Param
-
-        wanted = param_values(params)
-        new = [Param(name, value) for name, value in wanted.items() if name not in present]
-        for start in range(0, len(new), _MAX_PARAMS):
-            self._send_params(new[start : start + _MAX_PARAMS])
-        changes = {
-            clean(f"raytrain.changed.{name}"): f"{fit(present[name], _CHANGE_CHARS)} -> {fit(value, _CHANGE_CHARS)}"
-            for name, value in wanted.items()
-            if present.get(name, value) != value and not name.startswith("run.")
-        }
-        self._set_tags(changes)
-
-    def _send_params(self, params: Sequence[Param]) -> None:
-        """One refused param must not lose the others: then each goes alone, and what is refused is told."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            self._client.log_batch(self._run_id, params=params)
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
-            if len(params) > 1:
-                for param in params:
-                    self._send_params([param])
-            else:
-                self._tell(f"MLflow did not take the param {params[0].key!r}: {str(error)[:200]}", params[0].key)
-
-    def _set_tags(self, tags: Mapping[str, Any]) -> None:
-        from mlflow.entities import RunTag
-
-        if tags:
-            self._client.log_batch(self._run_id, tags=[RunTag(name, value) for name, value in tag_values(tags).items()])
-
-    def _log_datasets(self, run: RunInfo) -> None:
-        """Dataset inputs; MLflow keeps one entry per digest, so a later start adds only what has changed."""
-        try:
-            if run.datasets:
-                self._client.log_inputs(self._run_id, dataset_inputs(run.datasets))
-        except Exception as error:
-            self._tell(f"MLflow did not take the facts of the datasets: {str(error)[:200]}", "datasets")
+    def _give_up(self, error: Exception) -> None:
+        """No run that will not be opened again stays RUNNING; the error itself matters more."""
+        run_id = self._start.run_id if self._start is not None else ""
+        if run_id and (self._strict or not self.store.is_outage(error)):
+            with contextlib.suppress(Exception):
+                self._client.set_terminated(run_id, "FAILED")
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write rows in few requests. A later start never writes a (metric, step) twice."""
         from mlflow.entities import Metric
 
-        now_ms = int(time.time() * 1000)
-        points = []
+        if self._now.is_past:
+            return
+        now_ms, points = int(time.time() * 1000), []
+        infinite: dict[str, str] = {}
         for row in rows:
-            # A batch whose answer got lost is sent again; only with its first time stamps does MLflow drop it as known.
-            first_ms = self._first_try_ms.setdefault(row.step, now_ms)
             epoch = {} if math.isnan(row.epoch) else {"epoch": row.epoch}
             for name, value in {**row.values, **epoch}.items():
                 key, as_number = self._name(name), self._number(name, value)
-                if as_number is not None and row.step > self._seen.get(key, -1):
-                    points.append(Metric(key, as_number, first_ms, row.step))
-        for start in range(0, len(points), _MAX_METRICS):
-            batch = points[start : start + _MAX_METRICS]
-            self._client.log_batch(self._run_id, metrics=batch)
-            self._seen.update({point.key: point.step for point in batch})
-        self._first_try_ms.clear()
+                if as_number is not None and math.isinf(as_number):
+                    infinite.setdefault(f"{INFINITE}{key}", f"{as_number} at step {row.step}")
+                    as_number = math.nan
+                if as_number is not None and row.step > self._now.seen.get(key, -1):
+                    # A batch whose answer got lost is sent again; only with the same time stamps does MLflow drop it as known.
+                    points.append(Metric(key, as_number, row.time_ms or now_ms, row.step))
+        with self._refused_items():
+            for start in range(0, len(points), _MAX_METRICS):
+                batch = points[start : start + _MAX_METRICS]
+                self._client.log_batch(self._now.run_id, metrics=batch)
+                self._now.seen.update({point.key: point.step for point in batch})
+            first = {name: text for name, text in infinite.items() if name not in self._now.infinite}
+            self._set_tags(first)
+            self._now.infinite |= first.keys()
 
     def _name(self, name: str) -> str:
         if name not in self._names:
@@ -207,44 +162,98 @@ class MlflowTracker:
             self._tell(f"the metric {name!r} is {value!r}, not a number; MLflow does not get it.", f"text {name}")
         elif math.isinf(as_number):
             # MLflow's database gives infinity back as 1.8e308, a number that never was: NaN shows that there was none.
-            self._tell(f"the metric {name!r} was infinite; MLflow shows it as NaN.")
-            return math.nan
+            tag = f"{INFINITE}{self._name(name)}"
+            self._tell(
+                f"the metric {name!r} was infinite; MLflow shows it as NaN, and since when in the tag {tag}.", tag
+            )
         return as_number
 
     def event(self, event: Event) -> None:
         """Keep what happened as tags."""
+        if self._now.is_past:
+            return
         data = event.data
-        if event.kind == "checkpoint":
-            self._set_tags({"raytrain.checkpoint.last": data["uri"], "raytrain.checkpoint.step": event.step})
-        elif event.kind == "best":
-            self._set_tags({f"raytrain.checkpoint.{name}": data["uri"] for name in ("last", "best")})
-        elif event.kind == "started":
-            starts = self._num_starts + 1  # counted when it is written: an event may come again after an outage
-            place = {f"raytrain.{name}": data[name] for name in ("world_size", "device") if name in data}
-            self._set_tags({"raytrain.worker_starts": starts, **place})
-            self._num_starts = starts
-        elif event.kind == "finished":
-            self._set_tags({"raytrain.end": data["reason"]})
-        elif event.kind == "tags":
-            self._set_tags(data)
-        elif event.kind == "params":
-            self._log_params(data, self._client.get_run(self._run_id).data.params)
-            text = json.dumps(data, indent=1, default=str)
-            upload(self._client, self._run_id, {"params.json": text}, None, self._tell)
+        with self._refused_items():
+            if event.kind in ("checkpoint", "best"):
+                names = ("last", "best") if event.kind == "best" else ("last",)
+                uris = {f"raytrain.checkpoint.{name}": data["uri"] for name in names}
+                self._set_tags({**uris, "raytrain.checkpoint.step": event.step})
+            elif event.kind == "started":
+                self._count_start(event)
+            elif event.kind == "finished":
+                self._set_tags({"raytrain.end": data["reason"]})
+            elif event.kind == "tags":
+                self._set_tags(data)
+            elif event.kind == "params" and self._start is not None:
+                self._start.add_params(data)
 
-    def close(self, status: Status, error: str | None) -> None:
+    def _count_start(self, event: Event) -> None:
+        """An event may come again, after an outage or from a spool: its number tells whether it was counted."""
+        number = f"{self._attempt}.{event.number}" if event.number else ""
+        if number and _as_pair(number) <= _as_pair(self._now.last_start):
+            return
+        starts = self._now.num_starts + 1
+        place = {f"raytrain.{name}": event.data[name] for name in ("world_size", "device") if name in event.data}
+        self._set_tags({"raytrain.worker_starts": starts, "raytrain.worker_starts.last": number, **place})
+        self._now.num_starts, self._now.last_start = starts, number
+
+    def close(self, status: Status, error: str | None, time_s: float | None = None) -> None:
         """End the run with its true status, and the error's text."""
+        if self._now.is_past:
+            return
         try:
             if error:
                 self._set_tags({"raytrain.error": fit(error, _ERROR_CHARS)})
+            if self._had_trouble and self._start is not None:
+                for run_id in self._start.twins(self._now.run_id):
+                    self._client.delete_run(run_id)
         finally:
-            self._client.set_terminated(self._run_id, status)
+            end_ms = None if time_s is None else int(time_s * 1000)
+            self._client.set_terminated(self._now.run_id, status, end_ms)
+
+    def mend(self, run: RunInfo, status: Status, error: str, time_s: float) -> bool:
+        """Give a run that was left open its end; False when there is none, or it has one.
+
+        Raises:
+            TrackingError: MLflow is away or refuses.
+        """
+        self.check(run.task)
+        with self.store.refusals():
+            found = MlflowStart(self.store, run, self._tell).existing()
+            if found is None or found.info.status != "RUNNING":
+                return False
+            self._now = Opened(found.info.run_id)
+            self.close(status, error, time_s)
+            return True
 
     def browse(self) -> str:
         """The one command, or address, to look at the run."""
-        return self.store.browse(self._run_id)
+        return self.store.browse(self._now.run_id)
+
+    def _set_tags(self, tags: Mapping[str, Any]) -> None:
+        from mlflow.entities import RunTag
+
+        if tags:
+            wanted = [RunTag(name, value) for name, value in tag_values(tags).items()]
+            self._client.log_batch(self._now.run_id, tags=wanted)
+
+    @contextlib.contextmanager
+    def _refused_items(self) -> Iterator[None]:
+        """What MLflow will not take, however often it is asked, becomes a RefusedError. A run that is deleted may come back."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            yield
+        except MlflowException as error:
+            if error.error_code == "INVALID_PARAMETER_VALUE" and "state" not in str(error):
+                raise RefusedError(str(error)) from None
+            raise
 
     def _tell(self, text: str, once_for: str = "") -> None:
         if (once_for or text) not in self._told:
             self._told.add(once_for or text)
             print(f"raytrain: warning: {without_secrets(text)}", flush=True)
+
+
+def _as_pair(number: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in number.split(".")) if number else ()

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raytrain.tracking.provenance import without_secrets
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput
-    from mlflow.tracking import MlflowClient
 
 _DIGEST_CHARS = 36
 
@@ -30,21 +27,6 @@ def dataset_inputs(datasets: Sequence[Mapping[str, Any]]) -> list[DatasetInput]:
         context = "training" if name == "train" else "evaluation"
         inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
     return inputs
-
-
-def upload(
-    client: MlflowClient, run_id: str, texts: Mapping[str, str], source: str | None, tell: Callable[[str], None]
-) -> None:
-    """Keep texts, without secrets, and the job's file as artifacts under ``job``; tells what MLflow did not take."""
-    with tempfile.TemporaryDirectory() as folder:
-        written = [Path(folder, name) for name, text in texts.items() if text]
-        for file in written:
-            file.write_text(without_secrets(texts[file.name]), encoding="utf-8")
-        for file in [*written, *([Path(source)] if source else [])]:
-            try:
-                client.log_artifact(run_id, str(file), "job")
-            except Exception as error:
-                tell(f"MLflow did not take the artifact {file.name}: {str(error)[:200]}")
 
 
 def _schema(types: Mapping[str, str]) -> str | None:
