@@ -24,7 +24,7 @@ LAYERS = [
     "ray_worker",
     "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.collector tracking.console "
     "tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow tracking.reported tracking.steps tracking.translate "
-    "tracking.forward tracking.own_trainer tracking",
+    "tracking.forward tracking.listen tracking.own_trainer tracking",
     "result adopt options preflight driver signals torchrun ray_connection ray_launch launch",
     "summary listing cli __main__",
 ]
