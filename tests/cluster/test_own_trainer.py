@@ -12,7 +12,7 @@ import pytest
 from raytrain.tracking import MlflowTracking
 from tests.cluster.loops import scripted, with_mlflow
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
 @pytest.fixture(scope="module", autouse=True)

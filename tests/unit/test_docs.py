@@ -25,7 +25,7 @@ LAYERS = [
     "mlflow_guard ray_worker",
     "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.spool tracking.backlog "
     "tracking.outlet tracking.collector tracking.console tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow_start "
-    "tracking.mlflow tracking.sending tracking.reported tracking.steps tracking.translate tracking.forward "
+    "tracking.mlflow tracking.sending tracking.reported tracking.steps tracking.translate tracking.forward tracking.listen "
     "tracking.own_trainer tracking",
     "result adopt options preflight ledger driver signals torchrun ray_connection ray_launch launch",
     "summary listing repair cli __main__",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -13,10 +12,10 @@ import yaml
 
 from raytrain.config import TrackingConfig
 from raytrain.errors import ConfigError, TrackingError
-from raytrain.report import Report
 from raytrain.storage import Storage
 from raytrain.tracking.base import RunInfo, Status
 from raytrain.tracking.collector import Collector
+from raytrain.tracking.listen import Listener
 from raytrain.tracking.mlflow import MlflowTracker
 from raytrain.tracking.provenance import job_source
 from raytrain.tracking.reported import settings
@@ -25,9 +24,6 @@ from raytrain.tracking.translate import FOLDER, NAME, Translator
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-
-_QUIET_S = 0.5  # at the end: this long without news, and all is there
-_LIMIT_S = 10.0
 
 
 class MlflowTracking:
@@ -87,7 +83,7 @@ class MlflowTracking:
             self._known[FOLDER] = Storage(storage).child(name).uri
         self._tracker = MlflowTracker(TrackingConfig(uri=uri, experiment=experiment), storage or "runs")
         self._callback: Any = None
-        self._listener: _Listener | None = None
+        self._listener: Listener | None = None
 
     def __enter__(self) -> MlflowTracking:
         """Open the run.
@@ -125,7 +121,7 @@ class MlflowTracking:
                 raise TrackingError(
                     "the callback of MlflowTracking is there within its block: with MlflowTracking(...) as t: ..."
                 )
-            self._listener = _Listener(self._translator, self._collector)
+            self._listener = Listener(self._translator, self._collector.put, _warn)
             from raytrain.tracking.forward import Forward
 
             self._callback = Forward(self._listener.mailbox, self._guard)
@@ -157,62 +153,6 @@ class MlflowTracking:
             tags={**self._user_tags, **self._known},
             previous={"mlflow_run_id": before.info.run_id} if before else {},
         )
-
-
-class _Listener:
-    """A thread that carries messages from a mailbox on the driver's node to the collector."""
-
-    def __init__(self, translator: Translator, collector: Collector) -> None:
-        import ray
-
-        from raytrain.mailbox import Mailbox
-
-        if not ray.is_initialized():
-            ray.init()
-        node = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=False
-        )
-        self.mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=node).remote()
-        self._translator, self._collector = translator, collector
-        self._controllers: list[Any] = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="raytrain-listen", daemon=True)
-        self._thread.start()
-
-    def end(self, stop_training: bool) -> None:
-        """Take what is left, and end the mailbox.
-
-        A training that nobody waits for any more would go on until the process ends, and save what no one wrote down.
-        """
-        import ray
-
-        for controller in self._controllers if stop_training else ():
-            with contextlib.suppress(Exception):
-                ray.kill(controller)
-        self._done.set()
-        self._thread.join(_LIMIT_S)
-        if self._thread.is_alive():
-            _warn(f"the last reports did not come within {_LIMIT_S:g} s and are not in MLflow.")
-        with contextlib.suppress(Exception):
-            ray.kill(self.mailbox)
-
-    def _run(self) -> None:
-        import ray
-
-        try:
-            while True:
-                last_round = self._done.is_set()
-                messages, _ = ray.get(self.mailbox.take.remote(_QUIET_S))
-                self._controllers += [message.start.controller for message in messages if message.start]
-                self._give(self._translator.take(messages))
-                if last_round and not messages:
-                    return self._give(self._translator.take([], everything=True))
-        except Exception as failure:
-            _warn(f"reports after this do not reach MLflow: {type(failure).__name__}: {failure}".splitlines()[0])
-
-    def _give(self, reports: Sequence[Report]) -> None:
-        for report in reports:
-            self._collector.put(report)
 
 
 def outcome(error: BaseException | None) -> tuple[Status, str | None]:
