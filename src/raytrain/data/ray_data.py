@@ -64,13 +64,15 @@ class RayStream(Streamed):
         size = batch_size or DEFAULT_BATCH_SIZE
         steps = num_batches(self.num_rows, size, bool(drop_last))
         dropped = self.num_rows - steps * size if drop_last else 0
-        return DataPlan(self.num_rows, size, steps, dropped, shuffle is not False, "streamed by Ray Data")
+        return DataPlan(
+            self.num_rows, size, steps, dropped, shuffle is not False, "streamed by Ray Data", drop_last=bool(drop_last)
+        )
 
     def train_loader(
         self, plan: DataPlan, *, accumulate: int, rank: int, world_size: int, seed: int, loader_workers: int
     ) -> TrainBatches:
         """This rank's training batches."""
-        return ShardLoader(RayRows(self, plan, seed), plan, accumulate, rank, world_size)
+        return ShardLoader(RayRows(self, plan, seed), plan, accumulate, rank, world_size, any_world=True)
 
     def eval_loader(self, plan: DataPlan, *, rank: int, world_size: int, seed: int, loader_workers: int) -> EvalBatches:
         """This rank's evaluation batches."""
@@ -140,6 +142,13 @@ class RayRows:
         if not parts:
             return self._empty
         return Columns({name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors})
+
+    def peek(self) -> Columns:
+        """One or two of the rows that are ready, which stay."""
+        return Columns({name: tensor.clone() for name, tensor in self._waiting[0][:2].tensors.items()})
+
+    def close(self) -> None:
+        """Ray ends its iteration by itself."""
 
     def batch(self, rows: Columns, slot: Slot) -> Batch:
         """Rows as a batch: a dict of tensors."""
