@@ -132,8 +132,8 @@ def check_resources(scaling: ScalingConfig, reads_ray_data: bool = False) -> Non
         if asked[name] > free.get(name, 0.0) + _ROUNDING:
             raise ConfigError(
                 f"{low} workers with {amount:g} {name} each ask for {asked[name]:g} {name}; this cluster has "
-                f"{present.get(name, 0):g}, of which {free.get(name, 0):g} are free. Cures: fewer scaling.num_workers, a smaller share each "
-                f'(scaling.resources_per_worker, such as {{"{name}": 0.5}}), or a larger cluster.'
+                f"{present.get(name, 0):g}, of which {free.get(name, 0):g} are free. Cures: fewer scaling.num_workers, a smaller "
+                f'share each (scaling.resources_per_worker, such as {{"{name}": 0.5}}), or a larger cluster.'
             )
     left = free.get("CPU", 0.0) - asked.get("CPU", 0.0)
     if reads_ray_data and left < 1 - _ROUNDING:

@@ -83,7 +83,7 @@ def test_weights_and_losses_equal_the_plain_loop(world_size: int, tmp_path: Path
 
 
 def test_resumed_in_mid_epoch_on_other_numbers_of_workers(tmp_path: Path) -> None:
-    for steps, world_size in ((2, 2), (5, 1), (12, 3)):
+    for steps, world_size in ((2, 2), (5, 1), (12, 2)):
         outcome = run_ranks(world_size, iterated, str(tmp_path), 25, {"steps": steps})[0]
     weights, losses = plain_loop(25, 3)
     assert_equal_weights(outcome.weights, weights)

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from raytrain.data import Batch, eval_loader, iterable, plan_eval, plan_train, train_loader
-from raytrain.data.detect import shards_itself
 from raytrain.data.shards import allotted
 from raytrain.errors import ConfigError, DataError
 
@@ -169,18 +168,6 @@ def test_a_dataset_that_shards_itself_is_left_alone_on_one_rank() -> None:
     assert [ids(b) for b in again] == [ids(b) for b in batches[1:3]]
     evaluated = eval_loader(data, batch_size=4)
     assert sorted(n for b in evaluated.batches() for n in ids(b)) == list(range(10))
-
-
-def test_well_known_packages_are_recognised() -> None:
-    def made(module: str, **attributes: Any) -> Any:
-        kind = type("Set", (IterableDataset,), {"__module__": module, "__iter__": lambda self: iter(())})
-        dataset = kind()
-        vars(dataset).update(attributes)
-        return dataset
-
-    assert not shards_itself(Shuffled(3))
-    assert not shards_itself(made("datasets.iterable_dataset", _distributed=None))
-    assert shards_itself(made("datasets.iterable_dataset", _distributed=object()))
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=6), st.integers(1, 20))

@@ -84,7 +84,7 @@ def test_what_cannot_be_iterated() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [own_shards(Count(7)), DataLoader(own_shards(PerWorker(7)), batch_size=3, num_workers=2)]
+    "data", [own_shards(Count(7)), own_shards(DataLoader(PerWorker(7), batch_size=3, num_workers=2))]
 )
 def test_its_samples_are_batched_and_the_epoch_ends_with_them(data: Any) -> None:
     loader = train_loader(data, batch_size=3, accumulate=2)

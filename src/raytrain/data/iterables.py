@@ -38,8 +38,8 @@ def iterable(data: Any, *, num_rows: int | None = None, own_shards: bool | None 
     if brings and not own:
         raise DataError(
             f"the {type(data).__name__} yields batches{_of_none(data)}, so raytrain cannot tell how samples form global batches. "
-            "Give a DataLoader with a batch_size over a dataset of single samples, or the dataset itself; or, if it gives each rank "
-            "batches of its own, say so by raytrain.data.own_shards(...)."
+            "Give a DataLoader with a batch_size over a dataset of single samples, or the dataset itself; or, if it gives each "
+            "rank batches of its own, say so by raytrain.data.own_shards(...)."
         )
     dataset = data.dataset if isinstance(data, DataLoader) and not brings else data
     return IterableStream(dataset, _length(dataset) if num_rows is None and not own else num_rows, own, _settings(data))
