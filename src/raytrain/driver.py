@@ -148,7 +148,7 @@ class Driver:
 
     def _what_matters(self) -> dict[str, Any]:
         plan = self._findings.plan
-        data = {"data.num_rows": plan.num_rows} if plan else {}
+        data = {"data.num_rows": plan.num_rows} if plan and plan.num_rows is not None else {}
         order = {"data.order": plan.order} if plan and plan.order else {}
         return {**flatten(self._options), **data, **order}
 

@@ -49,11 +49,20 @@ class Duration:
             return cls(float(match.group(1)) * _SECONDS[unit], "s")
         raise ConfigError(f"{text!r} is not a duration. Allowed: {_ALLOWED}.")
 
-    def in_steps(self, steps_per_epoch: int) -> int | None:
-        """The same length in optimizer steps (at least 1), or None for wall time."""
+    def in_steps(self, steps_per_epoch: int | None) -> int | None:
+        """The same length in optimizer steps (at least 1), or None for wall time.
+
+        Raises:
+            ConfigError: It is in epochs, and the steps of an epoch are not known.
+        """
         if self.unit == "s":
             return None
-        steps = self.amount * (steps_per_epoch if self.unit == "ep" else 1)
+        if self.unit == "ep" and steps_per_epoch is None:
+            raise ConfigError(
+                f"{self} is in epochs, but the training data does not say how long an epoch is. Give it in optimizer steps, such "
+                "as '100st', or give the data a length (__len__)."
+            )
+        steps = self.amount * ((steps_per_epoch or 0) if self.unit == "ep" else 1)
         return max(1, round(steps))
 
     def __str__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,21 +32,22 @@ class Cursor:
         index: Global batches finished in the epoch under way.
         step: Optimizer steps finished in all.
         elapsed_s: Training time in all, over all attempts.
+        length: Global batches of the epoch that ended last; None when none has.
     """
 
     epoch: int = 0
     index: int = 0
     step: int = 0
     elapsed_s: float = 0.0
+    length: int | None = None
 
-    def advance(self, steps_in_epoch: int) -> bool:
-        """One more step; whether it was the last of its epoch."""
+    def advance(self, ends_epoch: bool) -> None:
+        """One more step."""
         self.step += 1
         self.index += 1
-        if self.index < steps_in_epoch:
-            return False
-        self.next_epoch()
-        return True
+        if ends_epoch:
+            self.length = self.index
+            self.next_epoch()
 
     def next_epoch(self) -> None:
         """Leave the epoch under way."""
@@ -54,7 +55,7 @@ class Cursor:
 
     def at(self, elapsed_s: float) -> Cursor:
         """A copy with the training time."""
-        return Cursor(self.epoch, self.index, self.step, elapsed_s)
+        return replace(self, elapsed_s=elapsed_s)
 
 
 @dataclass
@@ -98,6 +99,11 @@ class Keeper:
         self.best_step = self._state["best_step"]
         self.resumed = True
         self.uri = self._chosen.uri
+
+    @property
+    def world_size_before(self) -> int | None:
+        """Number of workers that the checkpoint was made with; None when the run is new."""
+        return self._chosen.manifest.world_size if self._chosen else None
 
     def register(self, parts: Mapping[str, Any], device: torch.device) -> None:
         """Name parts of the state; each is restored at once when the run resumes.

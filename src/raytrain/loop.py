@@ -91,19 +91,19 @@ def train(task: Task, session: Session, parts: Parts, peers: Peers) -> None:
     eval_due = session.cadence(config.eval_every if parts.eval_loaders else None, parts.loader)
     save_due = session.cadence(config.checkpoint_every, parts.loader)
     parts.model.train()
-    over = limit.reached(session.step, session.clock_s) or out_of_patience(parts, config)
+    over = limit.reached(session.step, session.clock_s, session.epoch) or out_of_patience(parts, config)
     while not over and not session.should_stop:
         for batch in session.batches(parts.loader):
             train_step(task, session, parts, batch)
             if not batch.is_last:
                 continue
             session.end_step()
-            step, clock_s = session.step, session.clock_s
-            over = limit.reached(step, clock_s)
-            evaluate_now = eval_due.due(step, clock_s) or (over and eval_due.ever)
+            step, clock_s, ended = session.step, session.clock_s, session.ended_epoch
+            over = limit.reached(step, clock_s, session.epoch)
+            evaluate_now = eval_due.due(step, clock_s, ended) or (over and eval_due.ever)
             new_best = evaluate_now and evaluate(task, session, parts, peers)
             over = over or out_of_patience(parts, config)
-            if save_due.due(step, clock_s) or (save_due.ever and (new_best or over or session.should_stop)):
+            if save_due.due(step, clock_s, ended) or (save_due.ever and (new_best or over or session.should_stop)):
                 session.save(best=new_best)
             if over:
                 break

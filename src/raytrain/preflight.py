@@ -75,17 +75,17 @@ def inspect(task: Task, train: TrainConfig, scaling: ScalingConfig, run: RunConf
         eval_plans = check_eval(eval_sets, train)
         plans = dict(eval_plans) | {"train": plan}
         datasets = tuple(
-            {"name": name, "num_rows": plans[name].num_rows, **describe(of)}
+            {"name": name, "num_rows": _count(plans[name].num_rows), **describe(of)}
             for name, of in {"train": data, **eval_sets}.items()
         )
         check_best_metric(train, [name for name, _ in eval_plans])
         lines.append(str(plan))
-        lines += [f"evaluation set {name!r}: {p.num_rows} samples" for name, p in eval_plans]
+        lines += [f"evaluation set {name!r}: {_count(p.num_rows)} samples" for name, p in eval_plans]
     storage.check_writable()
     lines.append(f"storage is writable: {storage.uri}")
     total = Limit.of(train, plan.steps_per_epoch).steps if plan else None
     if plan:
-        check_schedule(train, total, plan.steps_per_epoch)
+        check_schedule(train, total, plan.steps_per_epoch, type(task).schedule is not Task.schedule)
     return Findings(tuple(lines), plan, total, eval_plans, datasets, ray_sets, streams)
 
 
@@ -100,6 +100,10 @@ def check_ray_data(sets: Mapping[str, Any], scaling: ScalingConfig) -> None:
             f"{', '.join(sets)} is a Ray Dataset, which only Ray's workers can read. Set scaling.num_workers to 1 or more, and "
             "start the job without torchrun; or return a dataset of raytrain.data or torch."
         )
+
+
+def _count(num_rows: int | None) -> int | str:
+    return "unknown" if num_rows is None else num_rows
 
 
 def check_pairs(train: TrainConfig, scaling: ScalingConfig) -> None:
@@ -188,7 +192,8 @@ def opened(task: Task) -> Any:
         if "process group" in str(error):
             raise DataError(
                 f"train_data() asks for the process group ({error}), which the driver does not have. Leave DistributedSampler and "
-                "ranks out of it: raytrain shares the samples out by itself."
+                "ranks out of it: raytrain shares the samples out by itself. Data that deals to ranks itself "
+                "(raytrain.data.own_shards) asks only where torch.distributed.is_initialized()."
             ) from None
         raise
 

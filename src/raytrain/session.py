@@ -15,7 +15,9 @@ from raytrain.cadence import Cadence, Limit
 from raytrain.config import TrainConfig
 from raytrain.data import Batch, EvalBatches, TrainBatches, eval_loader, seed_everything, train_loader
 from raytrain.data.device import ahead
+from raytrain.data.shared import SharedEvalLoader
 from raytrain.durations import Duration
+from raytrain.errors import DataError
 from raytrain.evaluation import evaluating, exact_means
 from raytrain.journal import Journal
 from raytrain.keeper import Keeper
@@ -23,7 +25,7 @@ from raytrain.optim import bare, prepare_for_training
 from raytrain.peers import Peers
 from raytrain.report import Row
 from raytrain.runtime import Runtime
-from raytrain.stream import Stream
+from raytrain.stream import Stream, check_world
 from raytrain.weighted import Value, read_values
 
 _DDP_DEFAULTS = {"gradient_as_bucket_view": True}  # the gradients live in the buckets: one copy less per step
@@ -67,6 +69,11 @@ class Session:
     def epoch(self) -> int:
         """Epochs that are finished."""
         return self._cursor.epoch
+
+    @property
+    def ended_epoch(self) -> int:
+        """Epochs that are finished, if one ended with the last step; else 0."""
+        return 0 if self._cursor.index else self._cursor.epoch
 
     @property
     def resumed(self) -> bool:
@@ -215,7 +222,11 @@ class Session:
                 (batch.index, batch.num_rows, read_values(fn(batch), batch.num_rows))
                 for batch in ahead(loader.batches(), self.device)
             ]
+        if isinstance(loader, SharedEvalLoader):
+            loader.check()
         means = exact_means(rows, self._peers)
+        if not means["samples"]:
+            raise DataError(f"the evaluation set {name!r} has no samples on any worker. Check what it reads.")
         values = {f"{name}/{key}": value for key, value in means.items()}
         if log:
             self.add_row(values)
@@ -273,7 +284,8 @@ class Session:
 
     def _the_journal(self, loader: TrainBatches | None = None) -> Journal:
         if self._journal is None:
-            log_every = Duration.parse(self.config.log_every).in_steps(loader.steps_per_epoch if loader else 1) or 1
+            steps_per_epoch = loader.steps_per_epoch if loader else 1
+            log_every = Duration.parse(self.config.log_every).in_steps(steps_per_epoch) or 1
             self._journal = Journal(self._peers, self._runtime, log_every)
             self._journal.event("started", self.step, world_size=self.world_size, device=str(self.device))
             self._keeper.restore_journal(self._journal)
@@ -283,6 +295,7 @@ class Session:
         self._the_journal(loader)
         stream = self._stream
         if stream is None or not stream.stands_at(loader, self._cursor):
+            check_world(loader, self._cursor, None if stream else self._keeper.world_size_before, self.world_size)
             if stream is not None:
                 stream.close()
             elif not self._keeper.restore_rng():
@@ -302,7 +315,8 @@ class Session:
                 "time/data_wait_s": Value(self._data_wait_s, 1.0),
             }
         )
-        ends = self._cursor.advance(self._stream.steps_in(batch.epoch) if self._stream else 0)
+        ends = self._stream is None or self._stream.ends(batch)
+        self._cursor.advance(ends)
         journal.end_step(self.step, self._epoch_fraction(), ends, batch.global_rows)
         if journal.full():
             self.flush()
@@ -312,5 +326,6 @@ class Session:
         self._step_began, self._data_wait_s = time.perf_counter(), 0.0
 
     def _epoch_fraction(self) -> float:
-        steps = self._stream.steps_in(self._cursor.epoch) if self._stream and self._cursor.index else 1
-        return self._cursor.epoch + self._cursor.index / steps
+        cursor = self._cursor
+        steps = (self._stream.steps_per_epoch if self._stream else None) or cursor.length
+        return cursor.epoch + (min(1.0, cursor.index / steps) if steps else 0.0)

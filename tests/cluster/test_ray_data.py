@@ -11,7 +11,7 @@ import torch
 
 import raytrain
 from raytrain import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
-from raytrain.errors import ConfigError
+from raytrain.errors import ConfigError, WorkerError
 from raytrain.result import Result
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
@@ -88,6 +88,39 @@ def test_without_workers_of_ray_it_is_refused(tmp_path: Path) -> None:
         run(tmp_path, OverRay(), ScalingConfig(num_workers=0), steps=1)
 
 
-def test_an_empty_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'train' is empty: 0 samples"):
+def test_an_empty_one_ends_all_workers(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match="epoch 0 has 0 samples on all 2 workers together"):
         run(tmp_path, OverRay(rows=0), steps=1)
+
+
+@dataclass(frozen=True)
+class AsStored(OverRay):
+    """Rows that Ray can count without running anything."""
+
+    def train_data(self) -> Any:
+        import ray.data
+
+        return ray.data.range(self.rows, override_num_blocks=1)  # one block: a worker gets none
+
+    def eval_data(self) -> Any:
+        return None
+
+    def loss(self, model: torch.nn.Module, batch: Any) -> Any:
+        return super().loss(model, {"id": batch["id"], "x": batch["id"] / 10})
+
+
+def test_a_schedule_needs_the_number_of_steps(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"schedule = 'cosine' must know its end: give train\.steps\. The training data"
+    ):
+        run(tmp_path, OverRay(), epochs=2, schedule="cosine")
+    result = run(tmp_path, AsStored(), epochs=1, schedule="cosine")
+    assert result.step == 7
+    assert result.series("train/id_epoch") == [(7, 26.0)]
+
+
+def test_an_epoch_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    run(tmp_path, AsStored(), steps=10, shuffle=False)
+    result = run(tmp_path, AsStored(), ScalingConfig(num_workers=1), epochs=2, shuffle=False)
+    assert result.step == 14
+    assert result.series("train/id_epoch") == [(7, 26.0), (14, 26.0)]  # one block in its order: the same rows again

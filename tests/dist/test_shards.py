@@ -42,10 +42,11 @@ class Sharded(Toy):
     """The regression on shards, or on one stream."""
 
     shards: tuple[tuple[int, int], ...] = ()
+    said: int | None = None
 
     def train_data(self) -> Any:
         shards = [range(*shard) for shard in self.shards]
-        return iterable(Part(self.num_rows, shards or None), own_shards=bool(shards))
+        return iterable(Part(self.num_rows, shards or None), own_shards=bool(shards), num_rows=self.said)
 
     def eval_data(self) -> Any:
         shards = [range(*shard) for shard in self.shards]
@@ -112,13 +113,40 @@ def message(task: Sharded, folder: str) -> str:
     return str(caught.value)
 
 
-def test_an_empty_shard_is_an_error_on_all_ranks_and_no_wait(tmp_path: Path) -> None:
-    task = Sharded(num_rows=10, shards=((0, 10), (10, 10)))
-    for text in run_ranks(2, message, task, str(tmp_path)):
-        assert "rank 1 of 2 got no samples at all" in text
+def said_of(tasks: list[Sharded], folder: str) -> list[str]:
+    return [message(task, f"{folder}/{number}") for number, task in enumerate(tasks)]
 
 
-def test_shards_that_make_fewer_rows_than_said_end_all_ranks(tmp_path: Path) -> None:
-    task = Sharded(num_rows=12, shards=UNEVEN)
-    for text in run_ranks(2, message, task, str(tmp_path)):
-        assert "was said to have 12 samples, but yielded only 10 in epoch 0" in text
+def test_what_is_wrong_with_shards_is_told_by_all_ranks_and_no_wait(tmp_path: Path) -> None:
+    tasks = [
+        Sharded(num_rows=10, shards=UNEVEN, said=12),
+        Sharded(num_rows=10, shards=UNEVEN, said=9),
+        Sharded(num_rows=10, shards=((0, 0), (10, 10))),
+    ]
+    for fewer, more, none in run_ranks(2, said_of, tasks, str(tmp_path)):
+        assert "was said to have 12 samples, but yielded only 10 in epoch 0" in fewer
+        assert "was said to have 9 samples, but yielded at least 10 in epoch 0" in more
+        assert "epoch 0 has 0 samples on all 2 workers together" in none
+
+
+EMPTY = [((0, 10), (10, 10)), ((0, 0), (0, 10))]
+
+
+def with_an_empty_shard(folder: str) -> list[Outcome]:
+    tasks = [Sharded(num_rows=10, optimizer_name="adam", shards=shards) for shards in EMPTY]
+    return [train_here(task, CONFIG, f"{folder}/{number}") for number, task in enumerate(tasks)]
+
+
+def test_a_rank_without_any_row_is_lent_one(tmp_path: Path) -> None:
+    weights, losses = by_hand([[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], False, 10)
+    for outcome in run_ranks(2, with_an_empty_shard, str(tmp_path))[0]:
+        assert_equal_weights(outcome.weights, weights)
+        assert [v for _, v in series(outcome, "train/loss")] == pytest.approx(losses, rel=1e-12)
+
+
+def test_an_epoch_of_shards_does_not_go_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    task = Sharded(num_rows=10, optimizer_name="adam", shards=UNEVEN)
+    run_ranks(2, trained, task, TrainConfig(**{**vars(CONFIG), "epochs": None, "steps": 2}), str(tmp_path))
+    (text,) = run_ranks(1, message, task, str(tmp_path))
+    assert "made by 2 workers in the middle of epoch 0" in text
+    assert "Go on with scaling.num_workers = 2" in text

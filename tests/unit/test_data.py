@@ -17,7 +17,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     DistributedSampler,
-    IterableDataset,
     RandomSampler,
     Sampler,
     Subset,
@@ -31,7 +30,6 @@ from raytrain.data import (
     Order,
     eval_loader,
     get_rng_state,
-    plan_eval,
     plan_train,
     sample_generator,
     seed_everything,
@@ -139,18 +137,6 @@ def test_data_that_cannot_be_trained_on_is_refused_with_the_numbers(
 
 def test_one_sample_on_two_ranks_is_trained_once() -> None:
     assert global_batches(Ids(1), 2, 1, batch_size=8) == [[0]]
-
-
-def test_iterable_datasets_are_refused_with_the_reason() -> None:
-    class Stream(IterableDataset[int]):
-        def __iter__(self) -> Iterator[int]:
-            return iter(range(10))
-
-    for data in (Stream(), DataLoader(Stream(), batch_size=2)):
-        with pytest.raises(DataError, match="IterableDataset"):
-            plan_train(data)
-        with pytest.raises(DataError, match="IterableDataset"):
-            plan_eval(data, batch_size=2)
 
 
 # -- the user's DataLoader: case A5 ------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ LAYERS = [
     "errors durations config report yamlfile fieldhelp",
     "task optionnames storage data.order data.batch data.batched data.columns data.hashing data.images data.assemble data.columnar "
     "data.files data.nodecache data.table data.randomness data.draws data.samplers data.source data.streamed data.fetch data.lanes "
-    "data.ahead data.blocks data.rowgroups data.stream_reader data.table_stream data.shards data.iterables data.ray_data "
+    "data.ahead data.blocks data.rowgroups data.stream_reader data.table_stream data.counts data.shards data.detect data.rows "
+    "data.passes data.shared data.ownrows data.iterables data.ray_data "
     "data.describe data.device data.engine data.loader data weighted manifest cadence best",
     "liveness peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox "
     "mlflow_guard ray_worker",

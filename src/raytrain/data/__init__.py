@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raytrain.data.batch import Batch
 from raytrain.data.batched import BatchDataset
 from raytrain.data.device import move
-from raytrain.data.iterables import iterable
+from raytrain.data.iterables import iterable, own_shards
 from raytrain.data.loader import EvalLoader, TrainLoader, eval_loader, plan_eval, plan_train, train_loader
 from raytrain.data.order import Order
 from raytrain.data.randomness import get_rng_state, sample_generator, seed_everything, set_rng_state
@@ -43,6 +43,7 @@ __all__ = [
     "get_rng_state",
     "iterable",
     "move",
+    "own_shards",
     "parquet",
     "parquet_stream",
     "plan_eval",

@@ -21,6 +21,7 @@ class Batch:
         num_rows: Samples in ``data``; 0 when they are borrowed so that all ranks pass the same collectives.
         global_rows: Samples of the global batch over all ranks and micro-batches.
         world_size: Number of ranks.
+        ends_epoch: The epoch ends with this global batch; told by data whose number of steps is not known beforehand.
     """
 
     data: Any
@@ -31,6 +32,7 @@ class Batch:
     num_rows: int
     global_rows: int
     world_size: int
+    ends_epoch: bool = False
 
     @property
     def is_last(self) -> bool:
@@ -65,9 +67,9 @@ class Slot:
     global_rows: int
     world_size: int
     rank: int
+    ends_epoch: bool = False
 
     def filled(self, data: Any) -> Batch:
         """The batch with what was fetched."""
-        return Batch(
-            data, self.epoch, self.index, self.micro, self.num_micros, self.num_rows, self.global_rows, self.world_size
-        )
+        place = self.epoch, self.index, self.micro, self.num_micros
+        return Batch(data, *place, self.num_rows, self.global_rows, self.world_size, self.ends_epoch)

@@ -75,7 +75,7 @@ class Draws:
             if callable(getattr(part, "set_epoch", None)):
                 part.set_epoch(epoch)
         with sampling(self._seed, epoch):
-            _seed_streams(self._sampler, self._seed, epoch)
+            seed_streams(_parts(self._sampler), self._seed, epoch)
             return list(itertools.islice(self._sampler, said + 1))  # one more than there may be: an endless one ends
 
     def _indices(self, entries: Iterable[Any]) -> Indices:
@@ -134,8 +134,9 @@ def _parts(sampler: Any) -> Iterator[Any]:
                 waiting.append(value)
 
 
-def _seed_streams(sampler: Any, seed: int, epoch: int) -> None:
-    for number, part in enumerate(_parts(sampler)):
+def seed_streams(parts: Iterable[Any], seed: int, epoch: int) -> None:
+    """Seed the random streams that objects keep to themselves by (seed, epoch)."""
+    for number, part in enumerate(parts):
         for name, value in list(getattr(part, "__dict__", {}).items()):
             make = _STREAMS.get(type(value))
             if make is not None:

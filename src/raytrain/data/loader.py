@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from raytrain.data.batch import Batch, Slot
+from raytrain.data.detect import is_iterable
 from raytrain.data.engine import Engine
 from raytrain.data.iterables import IterableStream, iterable
 from raytrain.data.order import share
@@ -26,7 +27,7 @@ class TrainLoader:
 
     def __init__(self, source: Source, accumulate: int, rank: int, world_size: int, seed: int) -> None:
         self.plan = source.plan
-        self.steps_per_epoch = self.plan.steps_per_epoch
+        self.steps_per_epoch = source.batches.steps_per_epoch()
         self._batches = source.batches
         self._accumulate, self._rank, self._world_size = accumulate, rank, world_size
         self._engine = Engine(source, seed, rank, tell_epoch=True)
@@ -106,7 +107,7 @@ class EvalLoader:
         self._engine.close()
 
     def _slots(self) -> Iterator[Slot]:
-        for index in range(self._rank, self.plan.steps_per_epoch, self._world_size):
+        for index in range(self._rank, self._batches.steps_per_epoch(), self._world_size):
             samples = self._batches.samples(0, index)
             # rank 0 and world size 1: a batch's random streams and scale do not depend on who evaluates it
             yield Slot(samples, 0, index, 0, 1, len(samples), len(samples), 1, 0)
@@ -233,5 +234,4 @@ def streamed(data: Any) -> Streamed | None:
     """Data that forms its batches itself; None for what has random access."""
     if isinstance(data, Streamed):
         return data
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    return iterable(data) if isinstance(dataset, IterableDataset) else None
+    return iterable(data) if is_iterable(data) else None

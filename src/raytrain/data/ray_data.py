@@ -27,14 +27,21 @@ def is_ray_dataset(data: Any) -> bool:
 
 
 def ray_stream(name: str, dataset: Any) -> RayStream:
-    """What workers need to know of a Ray Dataset. Counts its rows: from the files' metadata where Ray has them, else by running it.
+    """What workers need to know of a Ray Dataset, as far as Ray knows it without running it.
 
     Args:
         name: Under which it is handed to the workers.
     """
-    schema = dataset.schema()
+    schema = dataset.schema(fetch_if_missing=False)
     types = dict(zip(schema.names, map(str, schema.types), strict=True)) if schema is not None else {}
-    return RayStream(name, int(dataset.count()), types)
+    return RayStream(name, known_rows(dataset), types)
+
+
+def known_rows(dataset: Any) -> int | None:
+    """Rows of a Ray Dataset from the metadata of its files or blocks; None where Ray would have to run it."""
+    count = getattr(dataset, "_meta_count", None)  # what Dataset.count() asks before it runs anything
+    rows = count() if callable(count) else None
+    return None if rows is None else int(rows)
 
 
 @dataclass(frozen=True)
@@ -43,12 +50,12 @@ class RayStream(Streamed):
 
     Attributes:
         name: Under which the workers find their shard.
-        num_rows: Rows per epoch over all workers.
+        num_rows: Rows per epoch over all workers; None when Ray does not know them without running it.
         schema: Type of each column, as Ray names it.
     """
 
     name: str
-    num_rows: int
+    num_rows: int | None
     schema: Mapping[str, str]
 
     def plan(self, *, batch_size: int | None, shuffle: bool | None, drop_last: bool | None) -> DataPlan:
@@ -62,15 +69,18 @@ class RayStream(Streamed):
                 f"the Ray Dataset {self.name!r} is empty: 0 samples. Check the path and the filters that it was made with."
             )
         size = batch_size or DEFAULT_BATCH_SIZE
-        steps = num_batches(self.num_rows, size, bool(drop_last))
-        dropped = self.num_rows - steps * size if drop_last else 0
-        return DataPlan(self.num_rows, size, steps, dropped, shuffle is not False, "streamed by Ray Data")
+        drop, order = bool(drop_last), shuffle is not False
+        if self.num_rows is None:
+            return DataPlan(None, size, None, 0, order, "streamed by Ray Data", drop_last=drop)
+        steps = num_batches(self.num_rows, size, drop)
+        dropped = self.num_rows - steps * size if drop else 0
+        return DataPlan(self.num_rows, size, steps, dropped, order, "streamed by Ray Data", drop_last=drop)
 
     def train_loader(
         self, plan: DataPlan, *, accumulate: int, rank: int, world_size: int, seed: int, loader_workers: int
     ) -> TrainBatches:
         """This rank's training batches."""
-        return ShardLoader(RayRows(self, plan, seed), plan, accumulate, rank, world_size)
+        return ShardLoader(RayRows(self, plan, seed), plan, accumulate, rank, world_size, any_world=True)
 
     def eval_loader(self, plan: DataPlan, *, rank: int, world_size: int, seed: int, loader_workers: int) -> EvalBatches:
         """This rank's evaluation batches."""
@@ -79,7 +89,8 @@ class RayStream(Streamed):
     def describe(self) -> dict[str, Any]:
         """Plain facts; the digest is of columns and rows' number, for the rows themselves are not read here."""
         digest = hashlib.sha256(repr((sorted(self.schema.items()), self.num_rows)).encode()).hexdigest()[:16]
-        return {"source": "Ray Data", "num_rows": self.num_rows, "schema": dict(self.schema), "digest": digest}
+        rows = {} if self.num_rows is None else {"num_rows": self.num_rows}
+        return {"source": "Ray Data", **rows, "schema": dict(self.schema), "digest": digest}
 
 
 class Columns:
@@ -141,6 +152,13 @@ class RayRows:
             return self._empty
         return Columns({name: torch.cat([part.tensors[name] for part in parts]) for name in parts[0].tensors})
 
+    def peek(self) -> Columns:
+        """One or two of the rows that are ready, which stay."""
+        return Columns({name: tensor.clone() for name, tensor in self._waiting[0][:2].tensors.items()})
+
+    def close(self) -> None:
+        """Ray ends its iteration by itself."""
+
     def batch(self, rows: Columns, slot: Slot) -> Batch:
         """Rows as a batch: a dict of tensors."""
         return slot.filled(dict(rows.tensors))
@@ -148,6 +166,6 @@ class RayRows:
     def wrong_length(self, found: str, epoch: int) -> DataError:
         """The error for an epoch that is not as long as was counted."""
         return DataError(
-            f"the Ray Dataset {self._stream.name!r} had {self._stream.num_rows} rows when it was counted, but {found} in epoch "
-            f"{epoch}. Its rows must be as many in each epoch: no random filters or samples in it."
+            f"the Ray Dataset {self._stream.name!r} has {self._stream.num_rows} rows by its metadata, but {found} came in epoch "
+            f"{epoch}. Its rows must be as many in each epoch."
         )

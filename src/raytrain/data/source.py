@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from raytrain.data.batched import BatchDataset
 from raytrain.data.samplers import (
@@ -41,31 +41,36 @@ class DataPlan:
     """What will be trained on, or evaluated.
 
     Attributes:
-        num_rows: Samples per epoch, before any remainder is dropped.
-        batch_size: Samples per global batch (evaluation: per forward pass).
-        steps_per_epoch: Global batches per epoch.
+        num_rows: Samples per epoch, before any remainder is dropped; None when it is not known beforehand.
+        batch_size: Samples per global batch (evaluation: per forward pass); 0 when the data brings batches of its own.
+        steps_per_epoch: Global batches per epoch; None when it is not known beforehand.
         dropped_rows: Samples left out of each epoch.
         shuffle: Whether each epoch has an order of its own.
         note: What the user should know about how the loader was understood; may be empty.
         order: What the order depends on besides seed and batch size; a run that goes on must have the same.
+        drop_last: Whether a last short batch is left out.
     """
 
-    num_rows: int
+    num_rows: int | None
     batch_size: int
-    steps_per_epoch: int
+    steps_per_epoch: int | None
     dropped_rows: int
     shuffle: bool
     note: str = ""
     order: str = ""
+    drop_last: bool = False
 
     def __str__(self) -> str:
         dropped = f", {self.dropped_rows} left out" if self.dropped_rows else ""
         order = "shuffled" if self.shuffle else "in order"
         note = f" ({self.note})" if self.note else ""
-        return (
-            f"{self.num_rows} samples {order} in {self.steps_per_epoch} global batches of {self.batch_size} "
-            f"per epoch{dropped}{note}"
-        )
+        size = f"of {self.batch_size} " if self.batch_size else ""
+        rows, steps = _known(self.num_rows), _known(self.steps_per_epoch)
+        return f"{rows} samples {order} in {steps} global batches {size}per epoch{dropped}{note}"
+
+
+def _known(number: int | None) -> str:
+    return "an unknown number of" if number is None else f"{number}"
 
 
 @dataclass(frozen=True)
@@ -120,14 +125,10 @@ def check_dataset(data: Any) -> None:
     Raises:
         DataError: It is not; with its type and the cure.
     """
-    if isinstance(data, IterableDataset):
-        raise DataError(
-            f"{type(data).__name__} is an IterableDataset: it has no order that could be cut into global batches, so its samples "
-            "would be repeated on every worker. Use a map-style dataset (__getitem__ and __len__)."
-        )
     if data is None or isinstance(data, (Mapping, str, bytes)) or not hasattr(data, "__getitem__"):
         raise DataError(
-            f"the data is of type {type(data).__name__}. Allowed: a map-style dataset (__getitem__ and __len__) or a DataLoader."
+            f"the data is of type {type(data).__name__}. Allowed: a map-style dataset (__getitem__ and __len__), an "
+            "IterableDataset, a DataLoader, or what raytrain.data.own_shards() has marked."
         )
     if not isinstance(data, Sized):
         raise DataError(f"{type(data).__name__} has no length (__len__), so an epoch has no end. Give it one.")
@@ -203,18 +204,25 @@ def check_loader(loader: DataLoader[Any]) -> None:
             "the DataLoader has batch_size=None, so raytrain cannot tell how samples form global batches. Give it a batch_size, or "
             "return the dataset itself."
         )
-    kind = type(loader)
     if isinstance(loader.dataset, BatchDataset) and loader.collate_fn is not default_collate:
         raise DataError(
             f"the DataLoader has a collate_fn, but {type(loader.dataset).__name__} makes whole batches itself: there is nothing "
             "to collate. Do it in take(), or in the function that is given to map()."
         )
-    own = [name for name in ("__iter__", "_get_iterator") if getattr(kind, name) is not getattr(DataLoader, name)]
-    if own and not kind.__module__.startswith(("torch.", "torchdata.", "ray.")):
+    if own := own_iteration(loader):
         raise DataError(
-            f"{kind.__name__} changes what a DataLoader yields ({own[0]}), and raytrain, which fetches by itself, would pass it "
-            "by. Do that in the dataset or the collate function, and return a plain DataLoader."
+            f"{type(loader).__name__} changes what a DataLoader yields ({own}), and raytrain, which fetches by itself, would pass "
+            "it by. Do that in the dataset or the collate function, and return a plain DataLoader."
         )
+
+
+def own_iteration(loader: DataLoader[Any]) -> str:
+    """The method by which a class of the user's changes what a DataLoader yields; empty when there is none."""
+    kind = type(loader)
+    if kind.__module__.startswith(("torch.", "torchdata.", "ray.")):
+        return ""
+    names = ("__iter__", "_get_iterator")
+    return next((name for name in names if getattr(kind, name) is not getattr(DataLoader, name)), "")
 
 
 def _refuse(sampler: Any, **settings: Any) -> None:

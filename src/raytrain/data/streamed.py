@@ -17,11 +17,13 @@ class TrainBatches(Protocol):
 
     Attributes:
         plan: What is trained on.
-        steps_per_epoch: Global batches per epoch.
     """
 
     plan: DataPlan
-    steps_per_epoch: int
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """Global batches per epoch; None when it is not known beforehand: batches then say ``ends_epoch``."""
 
     def batches(self, epoch: int, index: int, stop: int | None = None) -> Iterator[Batch]:
         """Batches from global batch ``index`` of an epoch on, over the ends of epochs; None: without end."""
