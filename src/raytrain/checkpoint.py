@@ -127,6 +127,7 @@ class CheckpointStore:
             metrics=dict(metrics),
             files=files,
             versions={"raytrain": version("raytrain"), "torch": torch.__version__},
+            averaged="num_updates" in parts.get("trainer", {}).get("parts", {}).get("ema", {}),
         )
         folder.write(NAME, manifest.to_json())
         return SavedCheckpoint(folder, manifest)

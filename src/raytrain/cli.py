@@ -1,4 +1,4 @@
-"""The ``raytrain`` command: run, check and resume jobs, and list their runs."""
+"""The ``raytrain`` command: run, check and resume jobs, list their runs, and use their models."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _VERBS = {
     "check": "everything that can be known before workers are held: raytrain check JOB.py [--flags]",
     "resume": "go on with a run from its folder alone: raytrain resume RUNS/NAME [--flags]",
     "runs": "list the runs of a storage: raytrain runs [STORAGE]",
+    "evaluate": "metrics of a checkpoint: raytrain evaluate RUN [--data NAME] [--checkpoint best|last|STEP]",
 }
 
 
@@ -94,11 +95,21 @@ def _runs(argv: list[str]) -> int:
     return options.DONE
 
 
+def _model_verb(verb: str) -> Callable[[list[str]], int]:
+    def run_it(argv: list[str]) -> int:
+        from raytrain.models import verbs
+
+        return verbs.run(verb, argv)
+
+    return run_it
+
+
 _RUN: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "check": _check,
     "resume": _resume,
     "runs": _runs,
+    **{verb: _model_verb(verb) for verb in ("evaluate",)},
 }
 
 

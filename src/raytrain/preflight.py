@@ -15,6 +15,7 @@ from raytrain.config import RunConfig, ScalingConfig, TrainConfig
 from raytrain.data import DataPlan, get_rng_state, plan_eval, plan_train, seed_everything, set_rng_state
 from raytrain.data.describe import describe
 from raytrain.errors import ConfigError, DataError
+from raytrain.evaluation import eval_batch_size
 from raytrain.loop import named
 from raytrain.schedules import check_schedule
 from raytrain.storage import Storage
@@ -189,7 +190,7 @@ def check_eval(sets: Mapping[str, Any], train: TrainConfig) -> tuple[tuple[str, 
     Raises:
         DataError: One has none.
     """
-    size = train.eval_batch_size or min(train.batch_size or 256, 256)
+    size = eval_batch_size(train)
     plans = []
     for name, data in sets.items():
         try:

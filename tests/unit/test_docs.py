@@ -18,12 +18,13 @@ SOURCE = ROOT / "src" / "raytrain"
 LAYERS = [
     "errors durations config report yamlfile fieldhelp",
     "task optionnames storage data.order data.batch data.batched data.columns data.hashing data.images data.assemble data.columnar "
-    "data.files data.nodecache data.table data.randomness data.draws data.samplers data.source data.fetch data.describe data.device "
-    "data.engine data.loader data weighted manifest cadence best",
+    "data.files data.nodecache data.table data.randomness data.draws data.samplers data.source data.fetch data.describe "
+    "data.device data.engine data.loader data weighted manifest cadence best",
     "peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox ray_worker",
     "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.collector tracking.console "
     "tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow tracking",
-    "result adopt options preflight driver signals torchrun ray_connection ray_launch launch",
+    "models models.weights result adopt options models.rebuild preflight driver signals torchrun ray_connection ray_launch launch",
+    "models.loading models.score models.verbs",
     "summary listing cli __main__",
 ]
 NO_TORCH = {

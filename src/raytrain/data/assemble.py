@@ -11,7 +11,6 @@ import torch
 from raytrain.data.columns import Array, Codes, Image, Packed, Padded, Rule, as_stored, numbers
 from raytrain.data.images import decode_all
 
-
 _LONG = 64  # numbers per row, from which on rows are copied one by one
 
 
