@@ -20,6 +20,7 @@ _VERBS = {
     "resume": "go on with a run from its folder alone: raytrain resume RUNS/NAME [--flags]",
     "runs": "list the runs of a storage: raytrain runs [STORAGE]",
     "evaluate": "metrics of a checkpoint: raytrain evaluate RUN [--data NAME] [--checkpoint best|last|STEP]",
+    "register": "log a run's model into MLflow, and register it: raytrain register RUN [--name NAME] [--log best|last|both]",
 }
 
 
@@ -109,7 +110,7 @@ _RUN: dict[str, Callable[[list[str]], int]] = {
     "check": _check,
     "resume": _resume,
     "runs": _runs,
-    **{verb: _model_verb(verb) for verb in ("evaluate",)},
+    **{verb: _model_verb(verb) for verb in ("evaluate", "register")},
 }
 
 

@@ -17,12 +17,14 @@ from raytrain.errors import ConfigError
 from raytrain.history import read
 from raytrain.identity import RunRecord, compare
 from raytrain.options import Options, dump, flatten
-from raytrain.preflight import Findings
+from raytrain.pins import keep_registered
+from raytrain.preflight import Findings, check_models
 from raytrain.report import Report, Row
 from raytrain.result import Result
 from raytrain.storage import Storage
 from raytrain.task import Task
 from raytrain.tracking import Collector, ConsoleTracker, MlflowTracker, RunInfo, Status, Tracker
+from raytrain.watch import Watch
 from raytrain.work import Job
 
 _LIMITS = ("train.epochs", "train.steps", "train.time")
@@ -46,9 +48,10 @@ class Driver:
         self._facts = self._what_matters()
         before = RunRecord.load(self._folder)
         self._check_resume(before)
+        check_models(task, options.train, tracking)
         self._before = before
         self._record = before or RunRecord.new(name=name, task=type(task).__name__, facts=self._facts)
-        self._watch = _Watch()
+        self._watch = Watch()
         self._tracker = MlflowTracker(tracking, storage.uri) if tracking.mlflow else None
         self._history: Sequence[Row] = ()
 
@@ -111,6 +114,8 @@ class Driver:
                 collector.close(status, error)
                 self._history = collector.history
             self._end(status, error)
+            if collector is not None:
+                self._hand_over()
 
     def result(self) -> Result:
         """The result, read from the run's folder and from what was collected."""
@@ -119,7 +124,7 @@ class Driver:
         metrics: dict[str, float] = {}
         for row in self._history:
             metrics.update(row.values)
-        result = Result(
+        return Result(
             name=self._record.name,
             folder=self._folder.uri,
             status="stopped" if self._watch.stopped else "finished",
@@ -131,7 +136,6 @@ class Driver:
             trackers=dict(self._record.trackers),
             task=self._task,
         )
-        return result
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -173,6 +177,8 @@ class Driver:
             identity |= tracker.open(info)
         if self._tracker is not None:
             identity["mlflow_browse"] = self._tracker.browse()
+            if self._before is not None:
+                keep_registered(self._folder.child("checkpoints"), self._tracker.book)
         self._record = self._record.with_trackers(identity)
         self._record.save(self._folder)
         collector = Collector(trackers, history=self._history)
@@ -205,6 +211,15 @@ class Driver:
             datasets=self._findings.datasets,
         )
 
+    def _hand_over(self) -> None:
+        """Models into MLflow, after the run has ended there: what fails is told and changes nothing."""
+        tracking = self._options.tracking
+        if self._tracker is not None and tracking.log_model != "none":
+            from raytrain.models.handover import Order, hand_over_or_tell
+
+            order = Order(tracking.log_model, tracking.register, tracking.model_format)
+            hand_over_or_tell(self._folder, self._task, self._options.train, self._tracker, order)
+
     def _end(self, status: Status, error: str | None) -> None:
         watch = self._watch
         step = watch.step if watch.step is not None else self._record.step
@@ -213,26 +228,6 @@ class Driver:
         early = status == "FINISHED" and total is not None and step < total
         self._record = self._record.ended(status, step=step, best_step=best_step, stopped_early=early, error=error)
         self._record.save(self._folder)
-
-
-class _Watch:
-    """Remembers how far the run came and how it ended."""
-
-    def __init__(self) -> None:
-        self.stopped = False
-        self.step: int | None = None
-        self.best_step: int | None = None
-
-    def see(self, report: Report) -> None:
-        """Take note of a report."""
-        steps = [row.step for row in report.rows] + [event.step for event in report.events]
-        if steps:
-            self.step = max(self.step or 0, *steps)
-        for event in report.events:
-            if event.kind == "best":
-                self.best_step = event.step
-            if event.kind == "finished":
-                self.stopped = event.data.get("reason") == "stopped"
 
 
 def _kebab(name: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 
 from raytrain.cadence import Limit
-from raytrain.config import RunConfig, ScalingConfig, TrainConfig
+from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
 from raytrain.data import DataPlan, get_rng_state, plan_eval, plan_train, seed_everything, set_rng_state
 from raytrain.data.describe import describe
 from raytrain.errors import ConfigError, DataError
@@ -95,6 +95,19 @@ def check_pairs(train: TrainConfig, scaling: ScalingConfig) -> None:
             raise ConfigError(
                 "scaling.use_gpu = True, but torch sees no GPU in this process. Leave it off, or use workers."
             )
+
+
+def check_models(task: Task, train: TrainConfig, tracking: TrackingConfig) -> None:
+    """That there will be a model to log, when one is wanted.
+
+    Raises:
+        ConfigError: There will be none.
+    """
+    log = f"tracking.log_model = {tracking.log_model!r}"
+    if tracking.log_model != "none" and type(task).model is Task.model:
+        raise ConfigError(f"{log} needs a Task with model(); a loop function has none. Leave it at 'none'.")
+    if tracking.log_model != "none" and train.checkpoint_every is None:
+        raise ConfigError(f"{log} needs checkpoints: set train.checkpoint_every, such as '1ep'.")
 
 
 def check_pickle(task: Task) -> int:

@@ -20,11 +20,13 @@ LAYERS = [
     "task optionnames storage data.order data.batch data.batched data.columns data.hashing data.images data.assemble data.columnar "
     "data.files data.nodecache data.table data.randomness data.draws data.samplers data.source data.fetch data.describe "
     "data.device data.engine data.loader data weighted manifest cadence best",
-    "peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox ray_worker",
+    "peers meter metrics evaluation optim schedules snapshot writer history identity pins checkpoint runtime mailbox ray_worker",
     "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.collector tracking.console "
-    "tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow tracking",
-    "models models.weights result adopt options models.rebuild preflight driver signals torchrun ray_connection ray_launch launch",
-    "models.loading models.score models.verbs",
+    "tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow_models tracking.mlflow tracking",
+    "models models.weights result adopt options models.rebuild preflight watch driver signals "
+    "torchrun ray_connection ray_launch launch",
+    "models.score models.example models.exporting models.package models.handover models.registering models.loading models.logged "
+    "models.verbs",
     "summary listing cli __main__",
 ]
 NO_TORCH = {
@@ -153,6 +155,7 @@ train.eval_every train.checkpoint_every train.best_metric train.best_mode train.
 scaling.num_workers scaling.use_gpu scaling.resources_per_worker scaling.placement_strategy scaling.accelerator_type
 run.name run.storage run.resume run.max_failures run.keep run.check_data
 tracking.mlflow tracking.uri tracking.experiment tracking.tags tracking.progress
+tracking.log_model tracking.register tracking.model_format
 """
 
 

@@ -89,4 +89,33 @@ def _evaluate(argv: list[str]) -> int:
     return options.DONE
 
 
-_VERBS = {"evaluate": _evaluate}
+def _register(argv: list[str]) -> int:
+    from raytrain.models.handover import Order, hand_over
+    from raytrain.models.registering import of_run
+
+    parser = _Parser(
+        prog="raytrain register",
+        allow_abbrev=False,
+        description="Log a run's models into its MLflow run; register them.",
+    )
+    parser.add_argument("run", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "--name", help="registered name (default: tracking.register of the run; without one it is only logged)"
+    )
+    parser.add_argument(
+        "--log", choices=("best", "last", "both"), help="which checkpoints (default: as the run says, else best)"
+    )
+    parser.add_argument("--format", choices=("pt2", "weights", "pickle"), help="as tracking.model_format")
+    parser.add_argument("--reference", action="store_true", help="refer to the checkpoint instead of copying its model")
+    given, flags = parser.parse_known_args(argv)
+    run = of_run(given.run, flags)
+    tracking = run.settings.tracking
+    log = given.log or (tracking.log_model if tracking.log_model != "none" else "best")
+    order = Order(log, given.name or tracking.register, given.format or tracking.model_format, given.reference)
+    with run.tracker.uploading() as book:
+        for line in hand_over(run.folder, run.settings.task, run.settings.train, book, order, print):
+            print(line)
+    return options.DONE
+
+
+_VERBS = {"evaluate": _evaluate, "register": _register}

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import math
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from raytrain.config import TrackingConfig
 from raytrain.report import Event, Row
 from raytrain.tracking.base import RunInfo, Status
-from raytrain.tracking.mlflow_inputs import dataset_inputs
+from raytrain.tracking.mlflow_inputs import log_datasets, log_job, send_params
+from raytrain.tracking.mlflow_models import REFERRED, Kept, ModelBook, kept_in, reason
 from raytrain.tracking.mlflow_store import MlflowStore
-from raytrain.tracking.names import clean, clean_apart, fit, number, param_values, tag_values
+from raytrain.tracking.names import Cleaner, clean, fit, param_values, tag_values
 from raytrain.tracking.provenance import facts, without_secrets
 
 if TYPE_CHECKING:
-    from mlflow.entities import Param, Run
+    from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
 _MAX_METRICS = 1000  # per request, MLflow's own limit
@@ -41,9 +39,12 @@ class MlflowTracker:
     def __init__(self, config: TrackingConfig, storage: str) -> None:
         self._store = MlflowStore(config, storage)
         self._run_id = ""
+        self._folder = ""
+        self._refers = config.log_model == "none"
+        self._kept: dict[str, Kept] = {}  # the best and the last checkpoint
         self._num_starts = 0
         self._seen: dict[str, int] = {}
-        self._names: dict[str, str] = {}
+        self._cleaner = Cleaner(self._tell)
         self._first_try_ms: dict[int, int] = {}
         self._told: set[str] = set()
 
@@ -72,6 +73,7 @@ class MlflowTracker:
         """
         if not self._store.experiment_id:
             self.check(run.task)
+        self._folder = run.folder
         with self._store.refusals():
             before = self._existing(run)
             try:
@@ -80,8 +82,8 @@ class MlflowTracker:
                 else:
                     self._go_on(run, before)
                 self._log_params(run, before.data.params if before else {})
-                self._log_datasets(run)
-                self._upload(run)
+                log_datasets(self._client, self._run_id, run, self._tell)
+                log_job(self._client, self._run_id, run, self._tell)
             except Exception:
                 with contextlib.suppress(Exception):  # no run stays RUNNING; the error itself matters more
                     if self._run_id:
@@ -113,6 +115,7 @@ class MlflowTracker:
         # MLflow's latest point of a metric is the one with the highest step; its public view drops the step.
         self._seen = {point.key: point.step for point in before.data.to_proto().metrics}
         tags, now = before.data.tags, facts(run.job_source)
+        self._kept = kept_in(tags)
         self._num_starts = int(tags.get("raytrain.worker_starts", "0"))
         self._set_tags({"raytrain.attempt": run.attempt})
         if "raytrain.error" in tags:
@@ -135,7 +138,7 @@ class MlflowTracker:
         wanted = param_values(run.params)
         new = [Param(name, value) for name, value in wanted.items() if name not in present]
         for start in range(0, len(new), _MAX_PARAMS):
-            self._send_params(new[start : start + _MAX_PARAMS])
+            send_params(self._client, self._run_id, new[start : start + _MAX_PARAMS], self._tell)
         changes = {
             clean(f"raytrain.changed.{name}"): f"{fit(present[name], _CHANGE_CHARS)} -> {fit(value, _CHANGE_CHARS)}"
             for name, value in wanted.items()
@@ -143,45 +146,11 @@ class MlflowTracker:
         }
         self._set_tags(changes)
 
-    def _send_params(self, params: Sequence[Param]) -> None:
-        """One refused param must not lose the others: then each goes alone, and what is refused is told."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            self._client.log_batch(self._run_id, params=params)
-        except MlflowException as error:
-            if error.error_code != "INVALID_PARAMETER_VALUE":
-                raise
-            if len(params) > 1:
-                for param in params:
-                    self._send_params([param])
-            else:
-                self._tell(f"MLflow did not take the param {params[0].key!r}: {str(error)[:200]}", params[0].key)
-
     def _set_tags(self, tags: Mapping[str, Any]) -> None:
         from mlflow.entities import RunTag
 
         if tags:
             self._client.log_batch(self._run_id, tags=[RunTag(name, value) for name, value in tag_values(tags).items()])
-
-    def _log_datasets(self, run: RunInfo) -> None:
-        """Dataset inputs; MLflow keeps one entry per digest, so a later start adds only what has changed."""
-        try:
-            if run.datasets:
-                self._client.log_inputs(self._run_id, dataset_inputs(run.datasets))
-        except Exception as error:
-            self._tell(f"MLflow did not take the facts of the datasets: {str(error)[:200]}", "datasets")
-
-    def _upload(self, run: RunInfo) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            config = Path(folder, "config.yaml")
-            config.write_text(without_secrets(run.config_yaml), encoding="utf-8")
-            files = [config, *([Path(run.job_source)] if run.job_source else [])]
-            for file in files:
-                try:
-                    self._client.log_artifact(self._run_id, str(file), "job")
-                except Exception as error:
-                    self._tell(f"MLflow did not take the artifact {file.name}: {str(error)[:200]}", file.name)
 
     def log(self, rows: Sequence[Row]) -> None:
         """Write rows in few requests. A later start never writes a (metric, step) twice."""
@@ -193,7 +162,7 @@ class MlflowTracker:
             # A batch whose answer got lost is sent again; only with its first time stamps does MLflow drop it as known.
             first_ms = self._first_try_ms.setdefault(row.step, now_ms)
             for name, value in {**row.values, "epoch": row.epoch}.items():
-                key, as_number = self._name(name), self._number(name, value)
+                key, as_number = self._cleaner.name(name), self._cleaner.number(name, value)
                 if as_number is not None and row.step > self._seen.get(key, -1):
                     points.append(Metric(key, as_number, first_ms, row.step))
         for start in range(0, len(points), _MAX_METRICS):
@@ -202,30 +171,11 @@ class MlflowTracker:
             self._seen.update({point.key: point.step for point in batch})
         self._first_try_ms.clear()
 
-    def _name(self, name: str) -> str:
-        if name not in self._names:
-            self._names[name] = clean_apart(name, self._names.values())  # one that is in use keeps its name
-            if self._names[name] != name:
-                self._tell(f"MLflow does not allow the metric name {name!r}; it is written as {self._names[name]!r}.")
-        return self._names[name]
-
-    def _number(self, name: str, value: Any) -> float | None:
-        as_number = number(value)
-        if as_number is None:
-            self._tell(f"the metric {name!r} is {value!r}, not a number; MLflow does not get it.", f"text {name}")
-        elif math.isinf(as_number):
-            # MLflow's database gives infinity back as 1.8e308, a number that never was: NaN shows that there was none.
-            self._tell(f"the metric {name!r} was infinite; MLflow shows it as NaN.")
-            return math.nan
-        return as_number
-
     def event(self, event: Event) -> None:
         """Keep what happened as tags."""
         data = event.data
-        if event.kind == "checkpoint":
-            self._set_tags({"raytrain.checkpoint.last": data["uri"]})
-        elif event.kind == "best":
-            self._set_tags({"raytrain.checkpoint.last": data["uri"], "raytrain.checkpoint.best": data["uri"]})
+        if event.kind in ("checkpoint", "best"):
+            self._keep(event)
         elif event.kind == "started":
             starts = self._num_starts + 1  # counted when it is written: an event may come again after an outage
             place = {"raytrain.world_size": data["world_size"], "raytrain.device": data["device"]}
@@ -234,13 +184,53 @@ class MlflowTracker:
         elif event.kind == "finished":
             self._set_tags({"raytrain.end": data["reason"]})
 
+    def _keep(self, event: Event) -> None:
+        data: Any = event.data
+        kept = Kept(data["uri"], event.step, data.get("metrics", {}))
+        kinds = ("last", "best") if event.kind == "best" else ("last",)
+        self._set_tags({name: value for kind in kinds for name, value in kept.tags(kind).items()})
+        self._kept |= dict.fromkeys(kinds, kept)
+
     def close(self, status: Status, error: str | None) -> None:
-        """End the run with its true status, and the error's text."""
+        """End the run with its true status, and the error's text; then refer to its checkpoints as models."""
         try:
             if error:
                 self._set_tags({"raytrain.error": fit(error, _ERROR_CHARS)})
         finally:
             self._client.set_terminated(self._run_id, status)
+        try:
+            self._refer()
+        except Exception as failure:
+            self._tell(f"MLflow did not take the checkpoints as models: {reason(failure)}", "models")
+
+    def _refer(self) -> None:
+        """A reference for each checkpoint that is not logged whole; MLflow shows them as the run's models."""
+        best, last = self._kept.get("best"), self._kept.get("last")
+        if self._refers and last is not None:
+            extra = {f"{REFERRED}-last": last} if best and best.step != last.step else {}
+            self.book.refer({REFERRED: best or last, **extra}, self._folder)
+
+    @property
+    def book(self) -> ModelBook:
+        """The models of the run."""
+        return ModelBook(self._client, self._run_id, self._store.experiment_id)
+
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[ModelBook]:
+        """The models of the run, within a block that gives MLflow time for large files; whether it answers is seen first."""
+        self._client.get_run(self._run_id)
+        with self._store.patient():
+            yield self.book
+
+    def attach(self, run_id: str) -> None:
+        """Stand on a run that has ended.
+
+        Raises:
+            TrackingError: MLflow does not answer, or has no such run.
+        """
+        with self._store.refusals():
+            self._store.experiment_id = self._client.get_run(run_id).info.experiment_id
+        self._run_id = run_id
 
     def browse(self) -> str:
         """The one command, or address, to look at the run."""

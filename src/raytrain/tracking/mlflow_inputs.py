@@ -1,17 +1,59 @@
-"""Datasets as MLflow shows them among the inputs of a run."""
+"""What goes into a run, as MLflow shows it: its params, its datasets, its configuration and its job."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raytrain.tracking.base import RunInfo
 from raytrain.tracking.provenance import without_secrets
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput
+    from mlflow.entities import DatasetInput, Param
+    from mlflow.tracking import MlflowClient
 
 _DIGEST_CHARS = 36
+Tell = Callable[[str, str], None]
+
+
+def send_params(client: MlflowClient, run_id: str, params: Sequence[Param], tell: Tell) -> None:
+    """One refused param must not lose the others: then each goes alone, and what is refused is told."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.log_batch(run_id, params=params)
+    except MlflowException as error:
+        if error.error_code != "INVALID_PARAMETER_VALUE":
+            raise
+        if len(params) > 1:
+            for param in params:
+                send_params(client, run_id, [param], tell)
+        else:
+            tell(f"MLflow did not take the param {params[0].key!r}: {str(error)[:200]}", params[0].key)
+
+
+def log_datasets(client: MlflowClient, run_id: str, run: RunInfo, tell: Tell) -> None:
+    """Dataset inputs; MLflow keeps one entry per digest, so a later start adds only what has changed."""
+    try:
+        if run.datasets:
+            client.log_inputs(run_id, dataset_inputs(run.datasets))
+    except Exception as error:
+        tell(f"MLflow did not take the facts of the datasets: {str(error)[:200]}", "datasets")
+
+
+def log_job(client: MlflowClient, run_id: str, run: RunInfo, tell: Tell) -> None:
+    """The effective configuration and the job's file, as artifacts."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "config.yaml")
+        config.write_text(without_secrets(run.config_yaml), encoding="utf-8")
+        for file in [config, *([Path(run.job_source)] if run.job_source else [])]:
+            try:
+                client.log_artifact(run_id, str(file), "job")
+            except Exception as error:
+                tell(f"MLflow did not take the artifact {file.name}: {str(error)[:200]}", file.name)
 
 
 def dataset_inputs(datasets: Sequence[Mapping[str, Any]]) -> list[DatasetInput]:

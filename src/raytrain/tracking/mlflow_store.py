@@ -48,6 +48,11 @@ class MlflowStore:
         return without_secrets(self._uri)
 
     @property
+    def raw_uri(self) -> str:
+        """The tracking URI as MLflow needs it; not to be shown."""
+        return self._uri
+
+    @property
     def client(self) -> MlflowClient:
         """MLflow takes a second to import: only the driver does it, and only when it is used."""
         if self._lazy_client is None:
@@ -60,17 +65,24 @@ class MlflowStore:
             self._lazy_client = MlflowClient(tracking_uri=self._uri)
         return self._lazy_client
 
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """Within the block MLflow waits as long as it does by itself: an upload of a model takes its time."""
+        ours = {name: value for name, value in _HTTP.items() if os.environ.get(name) == value}
+        for name in ours:
+            del os.environ[name]
+        try:
+            yield
+        finally:
+            os.environ.update(ours)
+
     def check(self, experiment: str) -> None:
         """See that the store answers and the experiment can be used; made when it does not exist.
 
         Raises:
             TrackingError: It does not; with the reason and the cure.
         """
-        if self._uri.startswith("file:") or ("://" not in self._uri and self._uri.split(":")[0] not in _PLAIN):
-            raise TrackingError(
-                f"the MLflow URI {self.uri!r} is a folder; MLflow no longer keeps runs in folders. Use a database instead, such as "
-                f"tracking.uri=sqlite:///{self._folder}/mlflow.db, or unset MLFLOW_TRACKING_URI for that default."
-            )
+        self.check_uri()
         name = self._experiment_name(experiment)
         with self.refusals():
             if self._uri.startswith("sqlite:///"):
@@ -82,6 +94,18 @@ class MlflowStore:
                     f"{found.experiment_id}), or choose another tracking.experiment."
                 )
             self.experiment_id = found.experiment_id if found else self._create_experiment(name)
+
+    def check_uri(self) -> None:
+        """That the URI is of a kind that MLflow still keeps runs in.
+
+        Raises:
+            TrackingError: It is not; with the cure.
+        """
+        if self._uri.startswith("file:") or ("://" not in self._uri and self._uri.split(":")[0] not in _PLAIN):
+            raise TrackingError(
+                f"the MLflow URI {self.uri!r} is a folder; MLflow no longer keeps runs in folders. Use a database instead, such as "
+                f"tracking.uri=sqlite:///{self._folder}/mlflow.db, or unset MLFLOW_TRACKING_URI for that default."
+            )
 
     @contextlib.contextmanager
     def refusals(self) -> Iterator[None]:
