@@ -10,8 +10,9 @@ from raytrain.task import Task
 
 if TYPE_CHECKING:
     from raytrain.launch import fit
+    from raytrain.models.loading import load
     from raytrain.options import main
-    from raytrain.result import Result, load
+    from raytrain.result import Result
     from raytrain.session import Session
 
 __version__ = "0.1.0"
@@ -35,7 +36,7 @@ _LAZY = {
     "Result": "raytrain.result",
     "Session": "raytrain.session",
     "fit": "raytrain.launch",
-    "load": "raytrain.result",
+    "load": "raytrain.models.loading",
     "main": "raytrain.options",
 }
 

@@ -14,6 +14,7 @@ import torch
 
 from raytrain.errors import CheckpointError, StorageError
 from raytrain.manifest import NAME, FileFacts, Manifest
+from raytrain.pins import pin, pinned_for
 from raytrain.storage import Storage
 
 _PREFIX = "step-"
@@ -115,6 +116,7 @@ class CheckpointStore:
     ) -> SavedCheckpoint:
         """Write all parts, then the manifest. What was left of an unfinished one at this step is removed first."""
         folder = self._folder(step)
+        pinned = pinned_for(folder)
         self._storage.delete(folder_name(step))
         files = {f"{part}.pt": _write_part(folder, f"{part}.pt", state) for part, state in parts.items()}
         manifest = Manifest(
@@ -127,7 +129,10 @@ class CheckpointStore:
             metrics=dict(metrics),
             files=files,
             versions={"raytrain": version("raytrain"), "torch": torch.__version__},
+            averaged="num_updates" in parts.get("trainer", {}).get("parts", {}).get("ema", {}),
         )
+        if pinned:
+            pin(folder, pinned)
         folder.write(NAME, manifest.to_json())
         return SavedCheckpoint(folder, manifest)
 
@@ -149,12 +154,12 @@ class CheckpointStore:
         return None, skipped
 
     def prune(self, best_step: int | None) -> None:
-        """Remove all but the newest ones and the best; manifests go first, so that none is left half."""
+        """Remove all but the newest, the best and those that registered models point to; manifests go first: none is left half."""
         steps = sorted(s for s in map(_step_of, self._storage.names()) if s is not None)
         whole = [checkpoint.step for checkpoint in self.all()]
         kept = {*whole[-self._keep :], best_step}
         for step in steps:
-            if step not in kept:
+            if step not in kept and not pinned_for(self._folder(step)):
                 self._folder(step).delete(NAME)
                 self._storage.delete(folder_name(step))
 

@@ -1,4 +1,4 @@
-"""The ``raytrain`` command: run, check and resume jobs, and list their runs."""
+"""The ``raytrain`` command: run, check and resume jobs, list their runs, and use their models."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ _VERBS = {
     "check": "everything that can be known before workers are held: raytrain check JOB.py [--flags]",
     "resume": "go on with a run from its folder alone: raytrain resume RUNS/NAME [--flags]",
     "runs": "list the runs of a storage, or mend them: raytrain runs [STORAGE] [--repair], raytrain runs --send FILE",
+    "evaluate": "metrics of a checkpoint: raytrain evaluate RUN [--data NAME] [--checkpoint best|last|STEP]",
+    "register": "log a run's model into MLflow, and register it: raytrain register RUN [--name NAME] [--log best|last|both]",
 }
 
 
@@ -135,11 +137,21 @@ def _warn(text: str) -> None:
     print(f"raytrain: warning: {text}", file=sys.stderr)
 
 
+def _model_verb(verb: str) -> Callable[[list[str]], int]:
+    def run_it(argv: list[str]) -> int:
+        from raytrain.models import verbs
+
+        return verbs.run(verb, argv)
+
+    return run_it
+
+
 _RUN: dict[str, Callable[[list[str]], int]] = {
     "train": _train,
     "check": _check,
     "resume": _resume,
     "runs": _runs,
+    **{verb: _model_verb(verb) for verb in ("evaluate", "register")},
 }
 
 

@@ -149,9 +149,8 @@ class ScalingConfig:
             object.__setattr__(self, "num_workers", int(self.num_workers))
         low, high = self.worker_range
         least = 0 if isinstance(self.num_workers, int) else 1
-        _check(
-            least <= low <= high, "scaling.num_workers", self.num_workers, "0 or more, or 'MIN:MAX' with MIN at least 1"
-        )
+        allowed = "0 or more, or 'MIN:MAX' with MIN at least 1"
+        _check(least <= low <= high, "scaling.num_workers", self.num_workers, allowed)
         strategies = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
         _one_of("scaling.placement_strategy", self.placement_strategy, strategies)
         for name, value in (self.resources_per_worker or {}).items():
@@ -200,9 +199,7 @@ class RunConfig:
             ok = bool(self.name.strip()) and not re.search(r"[/\\\0]", self.name) and self.name not in (".", "..")
             _check(ok, "run.name", self.name, "a file name without slashes")
         _check(bool(self.storage.strip()), "run.storage", self.storage, "a folder or a URI")
-        _no_password(
-            "run.storage", self.storage, "the environment (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY) or a role"
-        )
+        _no_password("run.storage", self.storage, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a role")
         _check(
             self.resume != "must" or self.name is not None, "run.resume", self.resume, "'must' together with run.name"
         )
@@ -224,10 +221,26 @@ class TrackingConfig:
     """Print progress lines."""
     strict: bool = False
     """Refuse to start when MLflow does not answer. Otherwise what it should get is kept on disk and sent when it is back."""
+    log_model: Literal["none", "best", "last", "both"] = "none"
+    """Checkpoints whose models are copied into MLflow at the end; 'none': only referred to. With register: 'best' by default."""
+    register: str | None = None
+    """Name in MLflow's model registry: each end of the run makes a version of it, under the alias 'best' or 'last'."""
+    model_format: Literal["pt2", "weights", "pickle"] = "pt2"
+    """Copies hold weights, job and settings; for mlflow.pytorch also a program ('pt2'), nothing ('weights') or a 'pickle'."""
 
     def __post_init__(self) -> None:
-        cure = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or the whole URI into MLFLOW_TRACKING_URI"
-        _no_password("tracking.uri", self.uri or "", cure)
+        _one_of("tracking.log_model", self.log_model, ("none", "best", "last", "both"))
+        _one_of("tracking.model_format", self.model_format, ("pt2", "weights", "pickle"))
+        if self.register is not None:
+            ok = re.fullmatch(r"[^/:@]*[^/:@\s][^/:@]*", self.register) is not None
+            _check(ok, "tracking.register", self.register, "a name without '/', ':' and '@'")
+            object.__setattr__(self, "log_model", "best" if self.log_model == "none" else self.log_model)
+        _check(self.mlflow or self.log_model == "none", "tracking.log_model", self.log_model, "'none' without MLflow")
+        _no_password(
+            "tracking.uri",
+            self.uri or "",
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_URI",
+        )
 
 
 def _no_password(name: str, uri: str, cure: str) -> None:

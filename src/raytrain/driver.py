@@ -18,7 +18,8 @@ from raytrain.history import read
 from raytrain.identity import RunRecord, compare
 from raytrain.ledger import Ledger
 from raytrain.options import Options, dump, flatten
-from raytrain.preflight import Findings
+from raytrain.pins import keep_registered
+from raytrain.preflight import Findings, check_models
 from raytrain.report import Report, Row
 from raytrain.result import Result
 from raytrain.storage import Storage
@@ -50,6 +51,7 @@ class Driver:
         self._facts = self._what_matters()
         before = RunRecord.load(self._folder)
         self._check_resume(before)
+        check_models(task, options.train, tracking)
         self._before = before
         record = before or RunRecord.new(name=name, task=type(task).__name__, facts=self._facts)
         self._ledger = Ledger(self._folder, record)
@@ -122,6 +124,8 @@ class Driver:
                 collector.close(status, error)
                 self._history = collector.history
             self._ledger.end(status, error, self._findings.total_steps)
+            if collector is not None:
+                self._hand_over()
 
     def result(self) -> Result:
         """The result, read from the run's folder and from what was collected."""
@@ -130,7 +134,7 @@ class Driver:
         metrics: dict[str, float] = {}
         for row in self._history:
             metrics.update(row.values)
-        result = Result(
+        return Result(
             name=self._record.name,
             folder=self._folder.uri,
             status="stopped" if self._ledger.stopped else "finished",
@@ -142,7 +146,6 @@ class Driver:
             trackers=dict(self._record.trackers),
             task=self._task,
         )
-        return result
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
@@ -195,6 +198,8 @@ class Driver:
         collector.catch_up(self._tracker)
         may_take_long = self._tracker.may_hang or bool(earlier)
         collector.wait_open(_OPEN_LIMIT_S if may_take_long and not tracking.strict else None, tracking.strict)
+        if self._before is not None and self._tracker.is_open:
+            keep_registered(self._folder.child("checkpoints"), self._tracker.book)
         return collector
 
     def _deliver_to(self, collector: Collector) -> Callable[[Report], None]:
@@ -227,6 +232,15 @@ class Driver:
             job_text=source.read_text(encoding="utf-8") if source else "",
             place=self._tracker.place(self._record.task) if self._tracker is not None else {},
         )
+
+    def _hand_over(self) -> None:
+        """Models into MLflow, after the run has ended there: what fails is told and changes nothing."""
+        tracking = self._options.tracking
+        if self._tracker is not None and tracking.log_model != "none":
+            from raytrain.models.handover import Order, hand_over_or_tell
+
+            order = Order(tracking.log_model, tracking.register, tracking.model_format)
+            hand_over_or_tell(self._folder, self._task, self._options.train, self._tracker, order)
 
 
 def _kebab(name: str) -> str:

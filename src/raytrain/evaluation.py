@@ -5,15 +5,31 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from raytrain.config import TrainConfig
 from raytrain.peers import Peers
 from raytrain.weighted import Value
 
 BatchValues = tuple[int, int, Mapping[str, Value]]  # index of the batch, its rows, its values
+
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def autocast(precision: str, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """The forward pass in ``train.precision``; nothing for 'full'."""
+    dtype = _DTYPES.get(precision)
+    return contextlib.nullcontext() if dtype is None else torch.autocast(device.type, dtype)
+
+
+def eval_batch_size(config: TrainConfig) -> int:
+    """Samples per forward pass in evaluation, for data that came without a DataLoader."""
+    return config.eval_batch_size or min(config.batch_size or 256, 256)
 
 
 def exact_means(batches: Sequence[BatchValues], peers: Peers) -> dict[str, float]:

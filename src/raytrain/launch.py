@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from raytrain.adopt import Adopted, adopt
 from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
 from raytrain.driver import Driver
 from raytrain.errors import ConfigError
+from raytrain.options import Options, action
 from raytrain.preflight import inspect
 from raytrain.ray_connection import ray_of_our_own
 from raytrain.result import Result
@@ -54,6 +56,8 @@ def fit(
         task = LoopTask(task, config)
     options = adopt(train or TrainConfig(), scaling, run)
     tracking = tracking or TrackingConfig()
+    if (other := action.get()) is not None:  # the `raytrain` command wants to know the settings, not to train
+        sys.exit(other(Options(task, options.train, options.scaling, options.run, tracking)))
     if torchrun.is_active():
         with torchrun.process_group(options.scaling.use_gpu):
             return torchrun.fit(task, options, tracking)

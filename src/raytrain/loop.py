@@ -143,15 +143,20 @@ def evaluate(task: Task, session: Session, parts: Parts, peers: Peers) -> bool:
 
         def values_of(batch: Batch, metrics: Mapping[str, Any] = metrics) -> Mapping[str, Any]:
             with parts.step.autocast():
-                loss = read_loss(task.loss(model, batch.data), batch.num_rows)
-                if metrics:
-                    task.update_metrics(metrics, model, batch.data)
-            return {"loss": loss.value, **loss.metrics}
+                return batch_values(task, model, batch, metrics)
 
         scores |= session.evaluate(values_of, loader, name, model=model, log=False)
         scores |= {f"{name}/{key}": value for key, value in (merged(metrics, peers) if metrics else {}).items()}
     session.add_row(scores)
     return parts.best.update(session.step, session.last)
+
+
+def batch_values(task: Task, model: nn.Module, batch: Batch, metrics: Mapping[str, Any]) -> dict[str, Value]:
+    """What one evaluation batch adds to the means; metrics with a state take it in."""
+    loss = read_loss(task.loss(model, batch.data), batch.num_rows)
+    if metrics:
+        task.update_metrics(metrics, model, batch.data)
+    return {"loss": loss.value, **loss.metrics}
 
 
 def check_best_metric(task: Task, parts: Parts, session: Session, peers: Peers) -> None:

@@ -36,6 +36,7 @@ class Manifest:
         metrics: Latest values at that step; NaN and infinities as they were.
         files: Facts by file name.
         versions: raytrain's and torch's.
+        averaged: Whether ``trainer.pt`` holds averaged weights (``train.ema_decay``), which were the ones evaluated.
         format_version: Of this layout.
     """
 
@@ -48,6 +49,7 @@ class Manifest:
     metrics: Mapping[str, float] = field(default_factory=dict)
     files: Mapping[str, FileFacts] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
+    averaged: bool = False
     format_version: int = FORMAT_VERSION
 
     def to_json(self) -> bytes:

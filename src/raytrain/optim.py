@@ -21,10 +21,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from raytrain.config import TrainConfig
 from raytrain.data import Batch
 from raytrain.errors import ConfigError, NonFiniteError, RaytrainError
+from raytrain.evaluation import autocast
 from raytrain.peers import Peers
 from raytrain.weighted import Loss
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ExactStep:
@@ -51,7 +50,6 @@ class ExactStep:
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._alike = len({(p.dtype, p.device) for p in self._parameters}) == 1
         self._check_unused = self._ddp is not None and not config.ddp.get("find_unused_parameters", False)
-        self._dtype = _DTYPES.get(config.precision)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.precision == "fp16")
         self._weight: torch.Tensor | None = None
         self._work: dist.Work | None = None
@@ -74,9 +72,7 @@ class ExactStep:
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """The precision of ``train.precision`` for the forward pass; nothing for 'full'."""
-        if self._dtype is None:
-            return contextlib.nullcontext()
-        return torch.autocast(self._device.type, self._dtype)
+        return autocast(self._config.precision, self._device)
 
     def backward(self, loss: Loss, batch: Batch) -> None:
         """Add the gradient of a micro-batch, in its share of the global batch."""

@@ -12,11 +12,12 @@ import cloudpickle
 import torch.distributed as dist
 
 from raytrain.cadence import Limit
-from raytrain.config import RunConfig, ScalingConfig, TrainConfig
+from raytrain.config import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
 from raytrain.data import DataPlan, get_rng_state, plan_eval, plan_train, seed_everything, set_rng_state
 from raytrain.data.describe import describe
 from raytrain.data.ray_data import RayStream, is_ray_dataset, ray_stream
 from raytrain.errors import ConfigError, DataError
+from raytrain.evaluation import eval_batch_size
 from raytrain.loop import named
 from raytrain.schedules import check_schedule
 from raytrain.storage import Storage
@@ -126,6 +127,19 @@ def check_pairs(train: TrainConfig, scaling: ScalingConfig) -> None:
             )
 
 
+def check_models(task: Task, train: TrainConfig, tracking: TrackingConfig) -> None:
+    """That there will be a model to log, when one is wanted.
+
+    Raises:
+        ConfigError: There will be none.
+    """
+    log = f"tracking.log_model = {tracking.log_model!r}"
+    if tracking.log_model != "none" and type(task).model is Task.model:
+        raise ConfigError(f"{log} needs a Task with model(); a loop function has none. Leave it at 'none'.")
+    if tracking.log_model != "none" and train.checkpoint_every is None:
+        raise ConfigError(f"{log} needs checkpoints: set train.checkpoint_every, such as '1ep'.")
+
+
 def check_pickle(task: Task) -> int:
     """That the task can travel; its size in bytes.
 
@@ -220,7 +234,7 @@ def check_eval(sets: Mapping[str, Any], train: TrainConfig) -> tuple[tuple[str, 
     Raises:
         DataError: One has none.
     """
-    size = train.eval_batch_size or min(train.batch_size or 256, 256)
+    size = eval_batch_size(train)
     plans = []
     for name, data in sets.items():
         try:

@@ -55,31 +55,15 @@ class Result:
     def load_model(self, which: Literal["best", "last"] = "best", map_location: Any = "cpu") -> nn.Module:
         """The task's model with the weights of the best (or else the last) checkpoint, in evaluation mode.
 
+        With ``train.ema_decay`` they are the averaged ones, which were evaluated.
+
         Raises:
-            CheckpointError: There is no checkpoint.
+            CheckpointError: There is no checkpoint, or it is not sound.
         """
         from raytrain.errors import CheckpointError
+        from raytrain.models.weights import build
 
         checkpoint = (self.best_checkpoint if which == "best" else None) or self.last_checkpoint
         if checkpoint is None or self.task is None:
             raise CheckpointError(f"run {self.name!r} has no checkpoint to load. Set train.checkpoint_every.")
-        model = self.task.model()
-        model.load_state_dict(checkpoint.load_state("model", map_location))
-        return model.to(map_location).eval()
-
-
-def load(uri: str, map_location: Any = "cpu", part: str = "model") -> dict[str, Any]:
-    """The state of a model from a checkpoint or run folder: tensors by name, without ``module.``.
-
-    Args:
-        uri: A checkpoint's URI or folder, or a run's (then its best checkpoint, else its newest sound one).
-        map_location: As in ``torch.load``; it is always called with ``weights_only=True``.
-        part: ``model``, or another name that was registered.
-
-    Raises:
-        CheckpointError: There is no sound checkpoint.
-    """
-    from raytrain.checkpoint import open_checkpoint
-
-    state: dict[str, Any] = open_checkpoint(uri).load_state(part, map_location)
-    return state
+        return build(self.task, checkpoint, map_location)

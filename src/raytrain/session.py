@@ -18,7 +18,7 @@ from raytrain.data.device import ahead
 from raytrain.data.shared import SharedEvalLoader
 from raytrain.durations import Duration
 from raytrain.errors import DataError
-from raytrain.evaluation import evaluating, exact_means
+from raytrain.evaluation import eval_batch_size, evaluating, exact_means
 from raytrain.journal import Journal
 from raytrain.keeper import Keeper
 from raytrain.optim import bare, prepare_for_training
@@ -126,7 +126,7 @@ class Session:
 
     def prepare_eval(self, data: Any, batch_size: int | None = None) -> EvalBatches:
         """Evaluation batches of this rank: every sample once, no padding, whole batches dealt to the ranks."""
-        size = batch_size or self.config.eval_batch_size or min(self.config.batch_size or 256, 256)
+        size = batch_size or eval_batch_size(self.config)
         return eval_loader(
             data,
             batch_size=size,

@@ -59,6 +59,12 @@ class Storage:
         below.path = str(PurePosixPath(self.path, *names))
         return below
 
+    def parent(self) -> Storage:
+        """The folder that this one is in."""
+        above = self.child()
+        above.path = str(PurePosixPath(self.path).parent)
+        return above
+
     def write(self, name: str, data: bytes) -> None:
         """Write a file whole: it is there with all its bytes, or not at all."""
         with self.open_output(name) as file:

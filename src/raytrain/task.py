@@ -62,6 +62,23 @@ class Task:
             f"{type(self).__name__} has metrics() and so needs update_metrics(self, metrics, model, batch)."
         )
 
+    def example(self) -> Any:
+        """What ``model`` is called with, for signatures and exports: a tensor, a tuple of them, or a dict of keyword arguments.
+
+        None: what ``loss`` calls it with for the first evaluation batch. Give two rows or more, so that the batch dimension shows.
+        """
+        return None
+
+    def predict(self, model: nn.Module, batch: Any) -> Any:
+        """What ``raytrain predict`` writes for a batch of rows: a tensor ``[B, ...]``, or a dict of tensors ``[B]`` by column.
+
+        Args:
+            model: The model with its weights, in evaluation mode, without gradients.
+            batch: Of a table: a dict of columns, tensors ``[B]`` and lists of text; of an array: a tensor ``[B, ...]``.
+                For this default, which calls ``model(batch)``, the columns of a table become one float tensor ``[B, C]``.
+        """
+        return model(batch)
+
 
 @dataclass(frozen=True)
 class LoopTask(Task):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import raytrain
 from raytrain import history
+from raytrain.checkpoint import open_checkpoint
 from raytrain.storage import Storage
 from tests.dist.spawn import free_port
 from tests.dist.toy import assert_equal_weights
@@ -74,7 +74,7 @@ def test_plain_and_session_end_with_the_same_weights_and_losses(
     for epochs in ("2", "4"):  # the second start goes on where the first ended, as the plain one does
         run(launcher, "on_session.py", *flags, "--train.epochs", epochs, cwd=tmp_path)
     want = torch.load(tmp_path / "runs" / f"{kind}-plain" / "state.pt", weights_only=True)["model"]
-    got = raytrain.load(str(tmp_path / "runs" / "r"))
+    got = open_checkpoint(str(tmp_path / "runs" / "r")).load_state("model")
     assert_equal_weights(floats(got), floats(want))
     losses = plain_losses("".join(plain))
     assert len(losses) == 4

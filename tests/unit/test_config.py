@@ -47,6 +47,9 @@ BAD: list[tuple[type, str, Any, str]] = [
     (RunConfig, "resume", "must", "together with run.name"),
     (RunConfig, "max_failures", -2, "-1 for without limit"),
     (RunConfig, "keep", 0, "1 or more"),
+    (TrackingConfig, "log_model", "first", "'none', 'best', 'last', 'both'"),
+    (TrackingConfig, "model_format", "zip", "'pt2', 'weights', 'pickle'"),
+    *[(TrackingConfig, "register", value, "a name without") for value in ("", " ", "a/b", "a:b", "a@b")],
 ]
 GROUPS: dict[type, str] = {TrainConfig: "train", ScalingConfig: "scaling", RunConfig: "run", TrackingConfig: "tracking"}
 

@@ -22,13 +22,16 @@ LAYERS = [
     "data.ahead data.blocks data.rowgroups data.stream_reader data.table_stream data.counts data.shards data.detect data.rows "
     "data.passes data.shared data.ownrows data.iterables data.ray_data "
     "data.describe data.device data.engine data.loader data weighted manifest cadence best",
-    "liveness peers meter metrics evaluation optim schedules snapshot writer history identity checkpoint runtime mailbox "
+    "liveness peers meter metrics evaluation optim schedules snapshot writer history identity pins checkpoint runtime mailbox "
     "mlflow_guard ray_worker",
     "journal keeper stream session loop work tracking.base tracking.names tracking.provenance tracking.spool tracking.backlog "
     "tracking.outlet tracking.collector tracking.console tracking.mlflow_store tracking.mlflow_inputs tracking.mlflow_start "
-    "tracking.mlflow tracking.sending tracking.reported tracking.steps tracking.translate tracking.forward tracking.listen "
-    "tracking.own_trainer tracking",
-    "result adopt options preflight ledger driver signals torchrun ray_connection ray_launch launch",
+    "tracking.mlflow_models tracking.mlflow tracking.sending tracking.reported tracking.steps tracking.translate "
+    "tracking.forward tracking.listen tracking.own_trainer tracking",
+    "models models.weights result adopt options models.rebuild preflight ledger driver signals "
+    "torchrun ray_connection ray_launch launch",
+    "models.score models.example models.exporting models.package models.handover models.registering models.loading models.logged "
+    "models.verbs",
     "summary listing repair cli __main__",
 ]
 NO_TORCH = {
@@ -159,6 +162,7 @@ train.eval_every train.checkpoint_every train.best_metric train.best_mode train.
 scaling.num_workers scaling.use_gpu scaling.resources_per_worker scaling.placement_strategy scaling.accelerator_type
 run.name run.storage run.resume run.max_failures run.keep run.check_data
 tracking.mlflow tracking.uri tracking.experiment tracking.tags tracking.progress tracking.strict
+tracking.log_model tracking.register tracking.model_format
 """
 
 

@@ -109,7 +109,7 @@ def test_a_counted_step_goes_on_from_the_checkpoint() -> None:
     assert steps_of(steps, [{"loss": 1}] * 3) == [3, 4, 5]
     steps.restart()
     assert steps_of(steps, [{"loss": 1}]) == [3]
-    later = Steps(before={**steps.tags, "raytrain.checkpoint.step": "2"})
+    later = Steps(before={**steps.tags, "raytrain.checkpoint.last.step": "2"})
     assert steps_of(later, [{"loss": 1, "epoch": 9}]) == [3]  # counted it was, and counted it stays
 
 

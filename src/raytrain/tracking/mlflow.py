@@ -13,9 +13,10 @@ from raytrain.config import TrackingConfig
 from raytrain.errors import ConfigError
 from raytrain.report import Event, Row
 from raytrain.tracking.base import RefusedError, RunInfo, Status
-from raytrain.tracking.mlflow_start import INFINITE, MlflowStart, Opened
+from raytrain.tracking.mlflow_models import REFERRED, Kept, ModelBook, kept_in, reason
+from raytrain.tracking.mlflow_start import MlflowStart, Opened
 from raytrain.tracking.mlflow_store import MlflowStore
-from raytrain.tracking.names import clean_apart, fit, number, tag_values
+from raytrain.tracking.names import INFINITE, Cleaner, fit, tag_values
 from raytrain.tracking.provenance import without_secrets
 
 if TYPE_CHECKING:
@@ -47,7 +48,10 @@ class MlflowTracker:
         self._attempt = 0
         self._start: MlflowStart | None = None
         self._had_trouble = False
-        self._names: dict[str, str] = {}
+        self._folder = ""
+        self._refers = config.log_model == "none"
+        self._kept: dict[str, Kept] = {}  # the best and the last checkpoint
+        self._cleaner = Cleaner(self._tell)
         self._told: set[str] = set()
 
     @classmethod
@@ -104,11 +108,12 @@ class MlflowTracker:
         """
         if not self.store.experiment_id:
             self.check(run.task)
-        self._attempt, self._names = run.attempt, {}
+        self._attempt, self._folder, self._cleaner = run.attempt, run.folder, Cleaner(self._tell)
         with self.store.refusals():
             self._start = MlflowStart(self.store, run, self._tell)
             try:
                 self._now = self._start.open()
+                self._kept = kept_in(self._now.tags)
             except Exception as error:
                 self._had_trouble = True
                 self._give_up(error)
@@ -133,7 +138,7 @@ class MlflowTracker:
         for row in rows:
             epoch = {} if math.isnan(row.epoch) else {"epoch": row.epoch}
             for name, value in {**row.values, **epoch}.items():
-                key, as_number = self._name(name), self._number(name, value)
+                key, as_number = self._cleaner.name(name), self._cleaner.number(name, value)
                 if as_number is not None and math.isinf(as_number):
                     infinite.setdefault(f"{INFINITE}{key}", f"{as_number} at step {row.step}")
                     as_number = math.nan
@@ -149,25 +154,6 @@ class MlflowTracker:
             self._set_tags(first)
             self._now.infinite |= first.keys()
 
-    def _name(self, name: str) -> str:
-        if name not in self._names:
-            self._names[name] = clean_apart(name, self._names.values())  # one that is in use keeps its name
-            if self._names[name] != name:
-                self._tell(f"MLflow does not allow the metric name {name!r}; it is written as {self._names[name]!r}.")
-        return self._names[name]
-
-    def _number(self, name: str, value: Any) -> float | None:
-        as_number = number(value)
-        if as_number is None:
-            self._tell(f"the metric {name!r} is {value!r}, not a number; MLflow does not get it.", f"text {name}")
-        elif math.isinf(as_number):
-            # MLflow's database gives infinity back as 1.8e308, a number that never was: NaN shows that there was none.
-            tag = f"{INFINITE}{self._name(name)}"
-            self._tell(
-                f"the metric {name!r} was infinite; MLflow shows it as NaN, and since when in the tag {tag}.", tag
-            )
-        return as_number
-
     def event(self, event: Event) -> None:
         """Keep what happened as tags."""
         if self._now.is_past:
@@ -175,9 +161,7 @@ class MlflowTracker:
         data = event.data
         with self._refused_items():
             if event.kind in ("checkpoint", "best"):
-                names = ("last", "best") if event.kind == "best" else ("last",)
-                uris = {f"raytrain.checkpoint.{name}": data["uri"] for name in names}
-                self._set_tags({**uris, "raytrain.checkpoint.step": event.step})
+                self._keep(event)
             elif event.kind == "started":
                 self._count_start(event)
             elif event.kind == "finished":
@@ -186,6 +170,13 @@ class MlflowTracker:
                 self._set_tags(data)
             elif event.kind == "params" and self._start is not None:
                 self._start.add_params(data)
+
+    def _keep(self, event: Event) -> None:
+        data: Any = event.data
+        kept = Kept(data["uri"], event.step, data.get("metrics", {}))
+        kinds = ("last", "best") if event.kind == "best" else ("last",)
+        self._set_tags({name: value for kind in kinds for name, value in kept.tags(kind).items()})
+        self._kept |= dict.fromkeys(kinds, kept)
 
     def _count_start(self, event: Event) -> None:
         """An event may come again, after an outage or from a spool: its number tells whether it was counted."""
@@ -198,7 +189,7 @@ class MlflowTracker:
         self._now.num_starts, self._now.last_start = starts, number
 
     def close(self, status: Status, error: str | None, time_s: float | None = None) -> None:
-        """End the run with its true status, and the error's text."""
+        """End the run with its true status, and the error's text; then refer to its checkpoints as models."""
         if self._now.is_past:
             return
         try:
@@ -210,6 +201,44 @@ class MlflowTracker:
         finally:
             end_ms = None if time_s is None else int(time_s * 1000)
             self._client.set_terminated(self._now.run_id, status, end_ms)
+        try:
+            self._refer()
+        except Exception as failure:
+            self._tell(f"MLflow did not take the checkpoints as models: {reason(failure)}", "models")
+
+    def _refer(self) -> None:
+        """A reference for each checkpoint that is not logged whole; MLflow shows them as the run's models."""
+        best, last = self._kept.get("best"), self._kept.get("last")
+        if self._refers and last is not None and self._folder:
+            extra = {f"{REFERRED}-last": last} if best and best.step != last.step else {}
+            self.book.refer({REFERRED: best or last, **extra}, self._folder)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run is known."""
+        return bool(self._now.run_id)
+
+    @property
+    def book(self) -> ModelBook:
+        """The models of the run."""
+        return ModelBook(self._client, self._now.run_id, self.store.experiment_id)
+
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[ModelBook]:
+        """The models of the run, within a block that gives MLflow time for large files; whether it answers is seen first."""
+        self._client.get_run(self._now.run_id)
+        with self.store.patient():
+            yield self.book
+
+    def attach(self, run_id: str) -> None:
+        """Stand on a run that has ended.
+
+        Raises:
+            TrackingError: MLflow does not answer, or has no such run.
+        """
+        with self.store.refusals():
+            self.store.experiment_id = self._client.get_run(run_id).info.experiment_id
+        self._now = Opened(run_id)
 
     def mend(self, run: RunInfo, status: Status, error: str, time_s: float) -> bool:
         """Give a run that was left open its end; False when there is none, or it has one.

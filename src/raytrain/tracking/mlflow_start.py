@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 from raytrain.tracking.base import RunInfo
 from raytrain.tracking.mlflow_inputs import dataset_inputs
 from raytrain.tracking.mlflow_store import MlflowStore
-from raytrain.tracking.names import clean, fit, param_values, tag_values
+from raytrain.tracking.names import INFINITE, clean, fit, param_values, tag_values
 from raytrain.tracking.provenance import facts, without_secrets
 
 if TYPE_CHECKING:
     from mlflow.entities import Param, Run
 
-INFINITE = "raytrain.inf."
 _MAX_PARAMS = 100
 _CHANGE_CHARS = 500
 
@@ -33,6 +32,7 @@ class Opened:
         num_starts: Starts of workers that it knows of.
         last_start: The event that was counted last, as ``attempt.number``.
         infinite: Tags that tell of infinite values.
+        tags: Tags that it has.
         is_past: A later start went on with it: what an earlier one still has to say must not change how it stands now.
     """
 
@@ -42,6 +42,7 @@ class Opened:
     last_start: str = ""
     infinite: set[str] = field(default_factory=set)
     is_past: bool = False
+    tags: Mapping[str, str] = field(default_factory=dict)
 
 
 class MlflowStart:
@@ -132,6 +133,7 @@ class MlflowStart:
             tags.get("raytrain.worker_starts.last", ""),
             {name for name in tags if name.startswith(INFINITE)},
             self._run.attempt < last_attempt,
+            tags,
         )
         if self._run.attempt > last_attempt:
             self._client.update_run(opened.run_id, status="RUNNING")

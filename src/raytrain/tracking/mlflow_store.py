@@ -55,6 +55,22 @@ class MlflowStore:
         return without_secrets(self._uri)
 
     @property
+    def raw_uri(self) -> str:
+        """The tracking URI as MLflow needs it; not to be shown."""
+        return self._uri
+
+    @contextlib.contextmanager
+    def patient(self) -> Iterator[None]:
+        """Within the block MLflow waits as long as it does by itself: an upload of a model takes its time."""
+        ours = {name: value for name, value in _HTTP.items() if os.environ.get(name) == value}
+        for name in ours:
+            del os.environ[name]
+        try:
+            yield
+        finally:
+            os.environ.update(ours)
+
+    @property
     def client(self) -> MlflowClient:
         """MLflow takes a second to import: only the driver does it, and only when it is used."""
         if self._lazy_client is None:
@@ -82,7 +98,7 @@ class MlflowStore:
         Raises:
             TrackingError: It does not; with the reason and the cure. An ``AwayError`` if it may do so later.
         """
-        self._check_uri()
+        self.check_uri()
         name = self._experiment_name(experiment)
         with self.refusals():
             if self._uri.startswith("sqlite:///"):
@@ -104,7 +120,7 @@ class MlflowStore:
             )
         return found[0] if found else None
 
-    def _check_uri(self) -> None:
+    def check_uri(self) -> None:
         if self._uri.startswith("file:") or ("://" not in self._uri and self._uri.split(":")[0] not in _PLAIN):
             raise TrackingError(
                 f"the MLflow URI {self.uri!r} is a folder; MLflow no longer keeps runs in folders. Use a database instead, such as "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from raytrain.tracking.provenance import is_secret, without_secrets
@@ -12,6 +13,7 @@ from raytrain.tracking.provenance import is_secret, without_secrets
 MAX_NAME = 250
 MAX_PARAM = 6000
 MAX_TAG = 5000
+INFINITE = "raytrain.inf."  # tags of metrics that were infinite
 _ILLEGAL = re.compile(r"[^\w\-. /:]")
 
 
@@ -59,6 +61,41 @@ def number(value: Any) -> float | None:
         return None if isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
+
+
+class Cleaner:
+    """Metrics as MLflow takes them: each name keeps its clean one, and what is changed is told once.
+
+    Args:
+        tell: Gets a text, and what it is said once for.
+    """
+
+    def __init__(self, tell: Callable[[str, str], None]) -> None:
+        self._tell = tell
+        self._names: dict[str, str] = {}
+
+    def name(self, name: str) -> str:
+        """The clean name of a metric."""
+        if name not in self._names:
+            self._names[name] = clean_apart(name, self._names.values())  # one that is in use keeps its name
+            if self._names[name] != name:
+                self._tell(
+                    f"MLflow does not allow the metric name {name!r}; it is written as {self._names[name]!r}.", name
+                )
+        return self._names[name]
+
+    def number(self, name: str, value: Any) -> float | None:
+        """The value as a number; None for what is none."""
+        as_number = number(value)
+        if as_number is None:
+            self._tell(f"the metric {name!r} is {value!r}, not a number; MLflow does not get it.", f"text {name}")
+        elif math.isinf(as_number):
+            # MLflow's database gives infinity back as 1.8e308, a number that never was: NaN shows that there was none.
+            tag = f"{INFINITE}{self.name(name)}"
+            self._tell(
+                f"the metric {name!r} was infinite; MLflow shows it as NaN, and since when in the tag {tag}.", tag
+            )
+        return as_number
 
 
 def fit(text: str, limit: int) -> str:

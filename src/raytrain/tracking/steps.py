@@ -29,7 +29,7 @@ class Steps:
         self._counting = known == COUNTED and not self._named
         self._key = None if self._counting else known
         self._begin = int(tags["raytrain.step.begin"]) if "raytrain.step.begin" in tags else None
-        self._saved = int(tags["raytrain.checkpoint.step"]) if "raytrain.checkpoint.step" in tags else None
+        self._saved = int(tags["raytrain.checkpoint.last.step"]) if "raytrain.checkpoint.last.step" in tags else None
         self.restart()
 
     @property
