@@ -119,7 +119,7 @@ def test_a_run_is_read_from_a_copy_and_from_its_folder(tmp_path: Path) -> None: 
     store = store_in(run / "checkpoints", keep=5)
     for step in (1, 2, 3):
         write(store, step)
-    record = RunRecord.new(name="run", task="T", facts={}).ended("FINISHED", step=3, best_step=2, stopped_early=False)
+    record = RunRecord.new(name="run", task="T", facts={}).at(3, 2).ended("FINISHED")
     record.save(Storage(str(run)))
     shutil.copytree(run, tmp_path / "copy")
     assert open_checkpoint(str(tmp_path / "copy")).step == 2
