@@ -13,7 +13,17 @@ from raytrain.fieldhelp import field_help
 PAGES = {
     "raytrain": ["Task", "fit", "main", "load", "Result", "Session"],
     "raytrain.config": ["TrainConfig", "ScalingConfig", "RunConfig", "TrackingConfig"],
-    "raytrain.data": ["Batch", "TrainLoader", "EvalLoader", "train_loader", "eval_loader", "sample_generator", "Order"],
+    "raytrain.data": [
+        "Batch",
+        "TrainLoader",
+        "EvalLoader",
+        "train_loader",
+        "eval_loader",
+        "iterable",
+        "own_shards",
+        "sample_generator",
+        "Order",
+    ],
     "raytrain.metrics": ["SumMetric", "GatherMetric"],
     "raytrain.checkpoint": ["SavedCheckpoint", "CheckpointStore", "open_checkpoint"],
     "raytrain.tracking": ["Tracker", "RunInfo", "Collector", "MlflowTracker", "MlflowTracking"],

@@ -30,11 +30,16 @@ class Task:
         raise NotImplementedError(f"{type(self).__name__} needs optimizer(self, model) -> torch.optim.Optimizer.")
 
     def schedule(self, optimizer: Optimizer, num_steps: int) -> LRScheduler | None:
-        """A learning-rate schedule, stepped once per optimizer step; None for the one of ``train.schedule``."""
+        """A learning-rate schedule, stepped once per optimizer step; None for the one of ``train.schedule``.
+
+        Args:
+            optimizer: The optimizer.
+            num_steps: Optimizer steps of the whole run; 0 when only ``train.time`` ends it.
+        """
         return None
 
     def train_data(self) -> Any:
-        """What to train on: a map-style Dataset, or a DataLoader, whose settings are kept."""
+        """What to train on: a Dataset, map-style or iterable, a DataLoader, whose settings are kept; docs/data.md has more."""
         raise NotImplementedError(f"{type(self).__name__} needs train_data(self) -> Dataset or DataLoader.")
 
     def eval_data(self) -> Any:

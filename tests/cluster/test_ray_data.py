@@ -106,7 +106,7 @@ class AsStored(OverRay):
         return None
 
     def loss(self, model: torch.nn.Module, batch: Any) -> Any:
-        return super().loss(model, {"id": batch["id"], "x": batch["id"] / 10})
+        return super().loss(model, {"id": batch["id"], "x": batch["id"].double() / 10})
 
 
 def test_a_schedule_needs_the_number_of_steps(tmp_path: Path) -> None:

@@ -104,17 +104,29 @@ class Dealt(Passing):
         return list(range(self.num_rows))[dist.get_rank() :: dist.get_world_size()]
 
 
-def differing(folder: str) -> list[str]:
-    said = []
-    for kind in (Unseeded, Dealt):
+@dataclass(frozen=True)
+class EvalDealt(Iterated):
+    """Only the evaluation data is dealt."""
+
+    def eval_data(self) -> Any:
+        return Dealt(9)
+
+
+TASKS = {"unseeded": Iterated(kind=Unseeded), "dealt": Iterated(kind=Dealt), "evaluation": EvalDealt()}
+
+
+def differing(folder: str) -> dict[str, str]:
+    said = {}
+    for name, task in TASKS.items():
         with pytest.raises(Exception, match="DataError") as caught:
-            train_here(Iterated(kind=kind), config(epochs=1), f"{folder}/{kind.__name__}")
-        said.append(str(caught.value))
+            train_here(task, config(epochs=1), f"{folder}/{name}")
+        said[name] = str(caught.value)
     return said
 
 
 def test_ranks_that_read_different_samples_are_told_so(tmp_path: Path) -> None:
     for said in run_ranks(2, differing, str(tmp_path)):
-        for text in said:
-            assert "the ranks read different samples as global batch 0 of epoch 0 (rank 0: 8 samples" in text
+        for name, text in said.items():
+            place = "for evaluation" if name == "evaluation" else "as global batch 0 of epoch 0 (rank 0: 8 samples"
+            assert f"the ranks read different samples {place}" in text
             assert "own_shards(dataset)" in text
