@@ -20,6 +20,8 @@ _VERBS = {
     "resume": "go on with a run from its folder alone: raytrain resume RUNS/NAME [--flags]",
     "runs": "list the runs of a storage, or mend them: raytrain runs [STORAGE] [--repair], raytrain runs --send FILE",
     "evaluate": "metrics of a checkpoint: raytrain evaluate RUN [--data NAME] [--checkpoint best|last|STEP]",
+    "predict": "answers to the rows of a file: raytrain predict RUN --input FILE.parquet|.csv|.npy --output FILE",
+    "export": "a program that needs no raytrain: raytrain export RUN --format pt2|onnx --output FILE",
     "register": "log a run's model into MLflow, and register it: raytrain register RUN [--name NAME] [--log best|last|both]",
 }
 
@@ -151,7 +153,7 @@ _RUN: dict[str, Callable[[list[str]], int]] = {
     "check": _check,
     "resume": _resume,
     "runs": _runs,
-    **{verb: _model_verb(verb) for verb in ("evaluate", "register")},
+    **{verb: _model_verb(verb) for verb in ("evaluate", "predict", "export", "register")},
 }
 
 

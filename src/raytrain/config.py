@@ -170,8 +170,7 @@ class ScalingConfig:
             raise ConfigError(
                 f"scaling.num_workers = {self.num_workers!r} is not possible. Allowed: a whole number, or 'MIN:MAX'."
             )
-        low = int(match.group(1))
-        return low, int(match.group(2) or low)
+        return int(match.group(1)), int(match.group(2) or match.group(1))
 
 
 @dataclass(frozen=True)

@@ -96,8 +96,12 @@ def global_batches(
     return [(*place, together[place]) for place in sorted(together)]
 
 
+others: set[threading.Thread] = set()  # threads that were there before this test
+
+
 def lane_threads() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("raytrain-lane"))
+    own = set(threading.enumerate()) - others
+    return sorted(thread.name for thread in own if thread.name.startswith("raytrain-lane"))
 
 
 class Watched(pafs.FSSpecHandler):  # type: ignore[misc]

@@ -244,6 +244,13 @@ def test_casts_are_done_once_and_keep_their_type(tmp_path: Path) -> None:
     assert batch["x"].item() == 2.5
 
 
+def test_a_cast_that_would_wrap_numbers_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", n=[1, 300])
+    with pytest.raises(DataError, match="does not hold the column's values, which reach from 1 to 300"):
+        rows(parquet(path, cast={"n": "int8"}), 0)
+    assert rows(parquet(path, cast={"n": "int16"}), 1)["n"].item() == 300
+
+
 def test_a_null_names_file_column_and_row_or_is_filled(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", rows_per_group=10, x=[1.0, None, 3.0], c=["a", None, "b"])
     with pytest.raises(DataError, match=r"a\.parquet, from row 0.*row 1 .*'x' is null.*fill="):

@@ -235,3 +235,16 @@ def test_a_run_on_a_stream_resumes_exactly_and_refuses_another_order(
     monkeypatch.setattr(Line, "blocks", 16)
     with pytest.raises(ConfigError, match=r"data\.order: 8 lanes of blocks of 8 rows -> 8 lanes of blocks of 16 rows"):
         run("parts", 20)
+
+
+def test_a_page_that_does_not_match_its_checksum_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"x": torch.rand(10_000, dtype=torch.float64).numpy()})
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    data[2000:2400] = bytes(400)
+    path.write_bytes(bytes(data))
+    loader = train_loader(parquet_stream(path), batch_size=64)
+    with pytest.raises(DataError, match=r"a\.parquet"):
+        list(loader.batches(0, 0, stop=loader.steps_per_epoch))
+    loader.close()

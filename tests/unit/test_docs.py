@@ -30,8 +30,8 @@ LAYERS = [
     "tracking.forward tracking.listen tracking.own_trainer tracking",
     "models models.weights result adopt options models.rebuild preflight ledger driver signals "
     "torchrun ray_connection ray_launch launch",
-    "models.score models.example models.exporting models.package models.handover models.registering models.loading models.logged "
-    "models.verbs",
+    "models.score models.example models.exporting models.predict models.package models.handover models.registering "
+    "models.loading models.logged models.verbs",
     "summary listing repair cli __main__",
 ]
 NO_TORCH = {

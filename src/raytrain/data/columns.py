@@ -248,7 +248,17 @@ def _plain(array: pa.Array, rule: Rule) -> Array:
 def as_stored(values: Array, rule: Rule) -> torch.Tensor:
     """Plain numbers in the type that they are stored in: the cast is done once, when they are written."""
     tensor = torch.from_numpy(np.require(values, requirements=("C", "W")))
-    return tensor if rule.cast is None else tensor.to(rule.cast)
+    if rule.cast is None:
+        return tensor
+    stored = tensor.to(rule.cast)
+    if not (tensor.is_floating_point() or rule.cast.is_floating_point) and not torch.equal(
+        stored.to(tensor.dtype), tensor
+    ):
+        raise DataError(
+            f"cast={{{rule.name!r}: {str(rule.cast).removeprefix('torch.')!r}}} does not hold the column's values, which reach "
+            f"from {tensor.min()} to {tensor.max()}. Choose a larger type."
+        )
+    return stored
 
 
 class Codes:

@@ -86,7 +86,13 @@ class RowGroups:
             footer = self._footer(number, source)
             whole = self._stored_bytes(footer.row_group(within)) <= _WHOLE_BYTES
             buffer_bytes = self._buffer_bytes if _CAN_BUFFER and not whole else 0
-            file = pq.ParquetFile(source, metadata=footer, buffer_size=buffer_bytes, pre_buffer=whole)
+            file = pq.ParquetFile(
+                source,
+                metadata=footer,
+                buffer_size=buffer_bytes,
+                pre_buffer=whole,
+                page_checksum_verification=True,
+            )
             names = self._schema.names
             for batch in file.iter_batches(batch_rows, row_groups=[within], columns=names, use_threads=False):
                 if stopped.is_set():

@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from raytrain.config import TrainConfig
 from raytrain.data import eval_loader
 from raytrain.errors import ConfigError
-from raytrain.models.score import sets_of
+from raytrain.loop import named
+from raytrain.preflight import opened, seeded
 from raytrain.task import Task
 
 _ROWS = 4
@@ -87,8 +88,9 @@ def example_of(task: Task, model: nn.Module, config: TrainConfig) -> Example:
 
 
 def _first_batch(task: Task, config: TrainConfig) -> Any:
-    sets = sets_of(task, config.seed, ())
-    data = next(iter(sets.values()))
+    with seeded(config.seed):
+        sets = named(task.eval_data())
+        data = next(iter(sets.values())) if sets else opened(task)
     loader = eval_loader(data, batch_size=_ROWS, seed=config.seed)
     try:
         return next(iter(loader.batches())).data

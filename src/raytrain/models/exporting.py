@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import io
-from pathlib import Path
+import logging
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from raytrain.errors import ConfigError, RaytrainError
 from raytrain.models.example import Example
+from raytrain.storage import Storage
 
 
 class ExportError(RaytrainError):
@@ -59,7 +63,8 @@ def export_onnx(model: nn.Module, example: Example) -> tuple[bytes, float]:
         raise ConfigError(f"--format onnx needs {' and '.join(missing)}: pip install 'raytrain[onnx]'.")
     program = traced(model, example)
     try:
-        made = torch.onnx.export(program, dynamo=True, verbose=False)
+        with _quiet():
+            made = torch.onnx.export(program, dynamo=True, verbose=False)
         assert made is not None
         data = made.model_proto.SerializeToString()
     except Exception as error:
@@ -98,11 +103,13 @@ def first_lines(error: BaseException) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), "")[:300]
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """A file that is there with all its bytes, or not at all."""
-    from raytrain.storage import Storage
+def write_whole(place: str, data: bytes) -> None:
+    """A file, or object, that is there with all its bytes, or not at all."""
+    file = Storage(place)
+    file.parent().write(file.path.rpartition("/")[2], data)
 
-    Storage(str(path.absolute().parent)).write(path.name, data)
+
+FORMATS = {"pt2": export_pt2, "onnx": export_onnx}
 
 
 def _is_free(example: Example) -> bool:
@@ -118,6 +125,20 @@ def _shapes(model: nn.Module, example: Example) -> Any:
     if example.kwargs:
         given = dict(inspect.signature(model.forward).bind(*example.args, **example.kwargs).arguments)
     return pytree.tree_map(lambda leaf: {0: batch} if isinstance(leaf, torch.Tensor) else None, given)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's remarks on itself."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def _run_onnx(data: bytes, example: Example) -> Any:

@@ -89,6 +89,50 @@ def _evaluate(argv: list[str]) -> int:
     return options.DONE
 
 
+def _predict(argv: list[str]) -> int:
+    from raytrain.evaluation import eval_batch_size
+    from raytrain.models.predict import Rows, kind_of, predict
+
+    parser = _parser("predict", "Write the model's answer to each row of a file.")
+    parser.add_argument("--input", required=True, help="rows: FILE.parquet, .csv or .npy")
+    parser.add_argument("--output", required=True, help="predictions, in the same order: FILE.parquet, .csv or .npy")
+    parser.add_argument(
+        "--columns", default="", help="of a table: which ones, in which order, such as a,b,c (default: all)"
+    )
+    parser.add_argument("--batch-size", type=int, help="rows at once (default: as in evaluation)")
+    given, flags = parser.parse_known_args(argv)
+    kind_of(given.output)
+    if given.output == given.input:
+        raise ConfigError("--output is the --input. Name another file.")
+    opened = _open(given, flags)
+    train = opened.settings.train if opened.settings else TrainConfig()
+    rows = Rows(given.input, [name for name in given.columns.split(",") if name])
+    size = given.batch_size or eval_batch_size(train)
+    answers = predict(opened.task, opened.model, rows, size, _device(given, opened), train.precision)
+    print(f"{given.output}: {answers.write(given.output)} rows by {opened.where}")
+    return options.DONE
+
+
+def _export(argv: list[str]) -> int:
+    from raytrain.models.example import example_of
+    from raytrain.models.exporting import FORMATS, write_whole
+
+    parser = _parser("export", "Write the model as a program that needs no raytrain, compared with the model first.")
+    parser.add_argument("--format", required=True, choices=sorted(FORMATS), help="torch.export's pt2, or onnx")
+    parser.add_argument("--output", required=True, help="file to write")
+    given, flags = parser.parse_known_args(argv)
+    opened = _open(given, [*flags])
+    task, train = _task(opened)
+    opened.model.to("cpu")
+    example = example_of(task, opened.model, train)
+    data, difference = FORMATS[given.format](opened.model, example)
+    write_whole(given.output, data)
+    free = "any number of rows" if example.rows and example.rows > 1 else "the example's shape only"
+    print(f"{given.output}: {given.format} of {opened.where}, {len(data)} bytes, takes {free}")
+    print(f"  compared with the model on the example: greatest difference {difference:.3g}")
+    return options.DONE
+
+
 def _register(argv: list[str]) -> int:
     from raytrain.models.handover import Order, hand_over
     from raytrain.models.registering import of_run
@@ -118,4 +162,4 @@ def _register(argv: list[str]) -> int:
     return options.DONE
 
 
-_VERBS = {"evaluate": _evaluate, "register": _register}
+_VERBS = {"evaluate": _evaluate, "predict": _predict, "export": _export, "register": _register}
