@@ -16,7 +16,7 @@ from raytrain.result import Result
 from tests.cluster.tasks import Faulty, chatty_loop
 from tests.dist.toy import assert_equal_weights, plain_loop
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
 def fit(

@@ -14,7 +14,7 @@ from raytrain import RunConfig, ScalingConfig, TrackingConfig, TrainConfig
 from raytrain.errors import ConfigError, WorkerError
 from raytrain.result import Result
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 ROWS = 53
 HALF = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 0.5})

@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient
 from raytrain import TrackingConfig
 from raytrain.tracking import MlflowTracker
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(480)]
 
 LOOP = Path(__file__).parents[2] / "jobs" / "loops" / "foreign_trainer.py"
 
